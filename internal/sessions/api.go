@@ -1,0 +1,243 @@
+package sessions
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+)
+
+// Key names one connection and everything that is pooled for it. It is
+// comparable; two callers share a connection only when every member is equal.
+type Key struct {
+	// Tenant is the owner. Connections of two tenants are never shared.
+	Tenant tenant.ID
+	// Server is the id of the server registration.
+	Server string
+	// Registration is the revision of the registration; a change of the URL, the
+	// runtime or the authorization makes a new one and so a new connection.
+	Registration int64
+	// Subject is the user, and zero for isolation per tenant.
+	Subject tenant.Subject
+	// Session is the session's id for isolation per session, and empty otherwise.
+	Session string
+	// AccountVersion is the version of the user's account at the server, and 0
+	// where the server asks for none.
+	AccountVersion int64
+}
+
+// The transports of a Target.
+const (
+	TransportHTTP  = "HTTP"
+	TransportStdio = "STDIO"
+)
+
+// The eras of the protocol. MODERN is 2026-07-28, without a handshake; LEGACY is
+// every older revision, with initialize.
+const (
+	EraModern = "MODERN"
+	EraLegacy = "LEGACY"
+)
+
+// Target says where a server is and what its contract lets be negotiated.
+type Target struct {
+	// ServerName is the tenant's name for the server, for errors and logs.
+	ServerName string
+	// Transport is TransportHTTP or TransportStdio.
+	Transport string
+	// URL is the MCP endpoint, for HTTP.
+	URL string
+	// Runtime is the name of a declared command, for stdio.
+	Runtime string
+	// Origin is the origin the contract was written for: scheme://host[:port], or
+	// stdio:<runtime>. When it is set, URL or Runtime must agree with it.
+	Origin string
+	// Versions are the protocol versions the contract allows. None means all that
+	// this build knows.
+	Versions []string
+	// DowngradeForbidden refuses an older version than one this server is known to
+	// speak: KnownVersion, or what this process has seen of the registration.
+	DowngradeForbidden bool
+	// KnownVersion is the newest version seen before, and empty if there is none.
+	KnownVersion string
+	// Timeout bounds connecting and negotiating. 0 means the pool's own limit.
+	Timeout time.Duration
+}
+
+// Request is one request to a server, as raw bytes.
+type Request struct {
+	// Method is the MCP method: tools/call, resources/read or prompts/get.
+	Method string
+	// Name is what Mcp-Name carries: params.name, or params.uri for resources.
+	Name string
+	// Params is the JSON object of parameters, without _meta. It is sent as it is.
+	Params json.RawMessage
+	// Meta is added as params._meta; values are raw JSON. Keys of the protocol
+	// itself (io.modelcontextprotocol/…) are refused.
+	Meta map[string]json.RawMessage
+	// Schema is the tool's inputSchema as last listed. It yields the Mcp-Param-*
+	// headers; without it none are sent.
+	Schema json.RawMessage
+	// ResultBytes bounds the result. 0 means the pool's own limit.
+	ResultBytes int64
+	// Timeout bounds the execution after negotiation. 0 means the pool's limit.
+	Timeout time.Duration
+	// BeforeSend is called as late as possible before the first byte of the body
+	// is written, on another goroutine than the caller's. An error means that
+	// nothing is sent; Do returns it, with Phase NotSent. It may be called again
+	// when the server refused the request for its protocol version and it is sent
+	// a second time.
+	BeforeSend func() error
+}
+
+// Phase says how far a request came. It is a fact, whatever error goes with it.
+type Phase uint8
+
+const (
+	// NotSent means that the server cannot have seen the whole request.
+	NotSent Phase = iota
+	// MaybeSent means that bytes went out and no readable answer came back.
+	MaybeSent
+	// Answered means that the server answered this request: with a result, a
+	// JSON-RPC error, or an HTTP status that refuses the request.
+	Answered
+)
+
+// String returns the phase in lower case with spaces, for logs.
+func (p Phase) String() string {
+	switch p {
+	case NotSent:
+		return "not sent"
+	case MaybeSent:
+		return "maybe sent"
+	default:
+		return "answered"
+	}
+}
+
+// RPCError is a JSON-RPC error as the server sent it. All of it is untrusted.
+type RPCError struct {
+	Code    int64
+	Message string
+	Data    json.RawMessage
+}
+
+// The values of Response.ResultType that this package lets through.
+const (
+	ResultComplete      = "complete"
+	ResultInputRequired = "input_required"
+)
+
+// Timings say where the time of a request went.
+type Timings struct {
+	// Negotiation is the time spent waiting for a connection.
+	Negotiation time.Duration
+	// Execution is the time from building the request to its answer or failure.
+	Execution time.Duration
+}
+
+// Response is what came of a request. A JSON-RPC error is an answer and no Go
+// error: Error is set and Do returns nil.
+type Response struct {
+	// Result is the raw result, valid JSON as it was received.
+	Result json.RawMessage
+	// ResultType is ResultComplete or ResultInputRequired when Result is set.
+	ResultType string
+	// Error is the JSON-RPC error, or nil.
+	Error *RPCError
+	// HTTPStatus is the status of the HTTP answer, 0 if there was none.
+	HTTPStatus int
+	// WWWAuthenticate is the challenge of a 401 or 403, bounded, untrusted.
+	WWWAuthenticate string
+	// RetryAfter is what the server asked for with 429 or 503.
+	RetryAfter time.Duration
+	// Phase is how far the request came.
+	Phase Phase
+	// Era and ProtocolVersion are those of the connection, once negotiated.
+	Era, ProtocolVersion string
+	// Timings of this request.
+	Timings Timings
+}
+
+// The kinds of definition that List knows.
+const (
+	KindTool             = "tool"
+	KindResourceTemplate = "resource_template"
+	KindPrompt           = "prompt"
+)
+
+// Listing is everything a server offers of one kind, as raw bytes.
+type Listing struct {
+	// Items are the definitions in the server's order. It is never nil.
+	Items []json.RawMessage
+	// Rejected are definitions that the protocol tells a client to leave out.
+	Rejected []Rejection
+	// TTL is how long the server lets the list be kept, 0 if it did not say. It is
+	// the shortest of all pages.
+	TTL time.Duration
+	// Scope is public or private; what is not said is private.
+	Scope string
+	// ProtocolVersion and Era are those of the connection.
+	ProtocolVersion, Era string
+	// Capabilities and ServerInfo are what the server said of itself; untrusted.
+	Capabilities, ServerInfo json.RawMessage
+	// ListChanged reports whether the server announces changes of this list.
+	ListChanged bool
+}
+
+// Rejection is a definition left out of a Listing, and the rule it broke.
+type Rejection struct {
+	Item   json.RawMessage
+	Reason string
+}
+
+// The states of a connection. A legacy connection is INITIALIZED where a modern
+// one is DISCOVERED.
+const (
+	StateIdentified  = "IDENTIFIED"
+	StateNegotiated  = "NEGOTIATED"
+	StateInitialized = "INITIALIZED"
+	StateDiscovered  = "DISCOVERED"
+	StateCatalogued  = "CATALOGUED"
+	StateFailed      = "FAILED"
+	StateClosed      = "CLOSED"
+)
+
+// ConnectionInfo describes a connection, a living one or one that ended lately.
+type ConnectionInfo struct {
+	ID              string
+	Key             Key
+	ServerName      string
+	Transport       string
+	Era             string
+	ProtocolVersion string
+	State           string
+	// Reason says why the connection failed or was closed, for people.
+	Reason string
+	// Negotiation is the time it took to connect.
+	Negotiation time.Duration
+	// Opened and LastUsed are times of this process's clock.
+	Opened, LastUsed time.Time
+	// Active is the number of requests in flight.
+	Active int
+	// Watching reports whether a stream for changes is open.
+	Watching bool
+	// Stray counts messages that matched no request, Garbage unreadable lines.
+	Stray, Garbage int64
+}
+
+// Credentials adds a user's credentials to an outgoing HTTP request. It is asked
+// for every request, so that tokens are never fixed into a connection. The
+// request goes to the origin of the target only.
+type Credentials interface {
+	Authorize(ctx context.Context, k Key, t Target, h http.Header) error
+}
+
+// Change is told to the function given to Pool.OnChange. An empty Kind means
+// that anything may have changed: a stream opened, broke or was lost.
+type Change struct {
+	Key  Key
+	Kind string
+}
