@@ -42,10 +42,16 @@ func NewDB(app, system *pgxpool.Pool) (*DB, error) {
 type Tx struct {
 	tx     pgx.Tx
 	tenant ID
+	after  *[]func()
 }
 
 // Tenant returns the tenant of the transaction.
 func (t Tx) Tenant() ID { return t.tenant }
+
+// AfterCommit runs fn once the transaction has committed, on the goroutine that
+// ran it; it never runs when the transaction fails. For signals, which must not
+// speak of what may be undone.
+func (t Tx) AfterCommit(fn func()) { *t.after = append(*t.after, fn) }
 
 // Exec runs one statement.
 func (t Tx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
@@ -76,7 +82,7 @@ func (t Tx) Savepoint(ctx context.Context, fn func(Tx) error) error {
 	if err != nil {
 		return postgres.Translate(err)
 	}
-	if err := fn(Tx{tx: sp, tenant: t.tenant}); err != nil {
+	if err := fn(Tx{tx: sp, tenant: t.tenant, after: t.after}); err != nil {
 		if rerr := sp.Rollback(ctx); rerr != nil {
 			return errors.Join(err, rerr)
 		}
@@ -101,7 +107,15 @@ func (d *DB) InTx(ctx context.Context, t ID, fn func(ctx context.Context, tx Tx)
 	if err != nil {
 		return err
 	}
-	return inTx(ctx, conn, begin, func(tx pgx.Tx) error { return fn(ctx, Tx{tx: tx, tenant: t}) })
+	var after []func()
+	err = inTx(ctx, conn, begin, func(tx pgx.Tx) error { return fn(ctx, Tx{tx: tx, tenant: t, after: &after}) })
+	if err != nil {
+		return err
+	}
+	for _, f := range after {
+		f()
+	}
+	return nil
 }
 
 // beginAs opens a transaction and names its tenant in one round trip. The simple

@@ -112,7 +112,7 @@ func (s *Service) CreateTenant(ctx context.Context, displayName, requestID strin
 		if _, err := tx.Exec(ctx, setTenant, id.value); err != nil {
 			return err
 		}
-		key, err = s.insertKey(ctx, Tx{tx: tx, tenant: id}, KeySpec{DisplayName: "first admin", Role: RoleAdmin}, "OPERATOR")
+		key, err = s.insertKey(ctx, Tx{tx: tx, tenant: id, after: &[]func(){}}, KeySpec{DisplayName: "first admin", Role: RoleAdmin}, "OPERATOR")
 		return err
 	})
 	if err != nil {
