@@ -120,6 +120,15 @@ CREATE TABLE sessions (
 );
 CREATE INDEX sessions_by_subject ON sessions (tenant_id, subject_source, subject, session_id);
 
+-- How many calls a session has admitted; apart from the session's row, whose
+-- locks belong to dispatches.
+CREATE TABLE session_usage (
+  tenant_id  text NOT NULL REFERENCES tenants,
+  session_id text NOT NULL REFERENCES sessions,
+  calls      bigint NOT NULL,
+  PRIMARY KEY (tenant_id, session_id)
+);
+
 -- Definitions are stored raw, once for a server, by digest.
 CREATE TABLE definitions (
   tenant_id   text NOT NULL REFERENCES tenants,

@@ -19,7 +19,7 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
-GRANT SELECT, INSERT, UPDATE ON keys, servers, contracts, sessions, catalog_current,
+GRANT SELECT, INSERT, UPDATE ON keys, servers, contracts, sessions, session_usage, catalog_current,
   calls, attempts, consents, grants, audit_heads TO bulkhead_app;
 GRANT SELECT, INSERT ON create_requests, definitions, catalog_revisions, catalog_items,
   audit_entries, audit_checkpoints TO bulkhead_app;
