@@ -1,0 +1,522 @@
+package sessions
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"unicode/utf8"
+)
+
+// maxDepth bounds the nesting of a message from a server.
+const maxDepth = 256
+
+var (
+	errJSON     = errors.New("not valid JSON")
+	errDepth    = errors.New("JSON is nested too deeply")
+	errUTF8     = errors.New("JSON is not valid UTF-8")
+	errEnvelope = errors.New("not a JSON-RPC 2.0 message")
+)
+
+// scanner walks over JSON once, checks it, and lets the caller lift the raw bytes
+// of the members it names. It decodes nothing and allocates nothing.
+type scanner struct {
+	data []byte
+	pos  int
+}
+
+func (s *scanner) space() {
+	for s.pos < len(s.data) {
+		switch s.data[s.pos] {
+		case ' ', '\t', '\n', '\r':
+			s.pos++
+		default:
+			return
+		}
+	}
+}
+
+// peek returns the next byte that is no white space, or 0 at the end.
+func (s *scanner) peek() byte {
+	s.space()
+	if s.pos < len(s.data) {
+		return s.data[s.pos]
+	}
+	return 0
+}
+
+func (s *scanner) end() error {
+	if s.peek(); s.pos != len(s.data) {
+		return errJSON
+	}
+	return nil
+}
+
+// raw skips one value and returns its bytes, a part of the input.
+func (s *scanner) raw(depth int) ([]byte, error) {
+	s.space()
+	start := s.pos
+	if err := s.value(depth); err != nil {
+		return nil, err
+	}
+	return s.data[start:s.pos:s.pos], nil
+}
+
+func (s *scanner) value(depth int) error {
+	switch c := s.peek(); {
+	case c == '{':
+		return s.object(depth, nil)
+	case c == '[':
+		return s.array(depth, nil)
+	case c == '"':
+		_, err := s.str()
+		return err
+	case c == '-' || c >= '0' && c <= '9':
+		return s.number()
+	case c == 't':
+		return s.word("true")
+	case c == 'f':
+		return s.word("false")
+	case c == 'n':
+		return s.word("null")
+	}
+	return errJSON
+}
+
+func (s *scanner) word(w string) error {
+	if !bytes.HasPrefix(s.data[s.pos:], []byte(w)) {
+		return errJSON
+	}
+	s.pos += len(w)
+	return nil
+}
+
+func (s *scanner) digits() bool {
+	start := s.pos
+	for s.pos < len(s.data) && s.data[s.pos] >= '0' && s.data[s.pos] <= '9' {
+		s.pos++
+	}
+	return s.pos > start
+}
+
+func (s *scanner) at(chars string) bool {
+	return s.pos < len(s.data) && bytes.IndexByte([]byte(chars), s.data[s.pos]) >= 0
+}
+
+func (s *scanner) number() error {
+	if s.at("-") {
+		s.pos++
+	}
+	if s.at("0") {
+		s.pos++
+	} else if !s.digits() {
+		return errJSON
+	}
+	if s.at(".") {
+		s.pos++
+		if !s.digits() {
+			return errJSON
+		}
+	}
+	if s.at("eE") {
+		s.pos++
+		if s.at("+-") {
+			s.pos++
+		}
+		if !s.digits() {
+			return errJSON
+		}
+	}
+	return nil
+}
+
+// str skips a string and returns what is between its quotes, still escaped.
+func (s *scanner) str() ([]byte, error) {
+	s.pos++
+	start, ascii := s.pos, true
+	for i := s.pos; i < len(s.data); i++ {
+		switch c := s.data[i]; {
+		case c == '"':
+			s.pos = i + 1
+			if !ascii && !utf8.Valid(s.data[start:i]) {
+				return nil, errUTF8
+			}
+			return s.data[start:i], nil
+		case c == '\\':
+			n := escapeLength(s.data[i:])
+			if n == 0 {
+				return nil, errJSON
+			}
+			i += n - 1
+		case c < 0x20:
+			return nil, errJSON
+		case c >= 0x80:
+			ascii = false
+		}
+	}
+	return nil, errJSON
+}
+
+// escapeLength returns the length of the escape at the start of b, or 0.
+func escapeLength(b []byte) int {
+	if len(b) < 2 {
+		return 0
+	}
+	switch b[1] {
+	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+		return 2
+	case 'u':
+		if len(b) < 6 {
+			return 0
+		}
+		for _, c := range b[2:6] {
+			if !(c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F') {
+				return 0
+			}
+		}
+		return 6
+	}
+	return 0
+}
+
+// object walks over an object. For each member it calls each with the name and
+// the scanner before the value; each must consume the value. A nil each skips.
+func (s *scanner) object(depth int, each func(name []byte) error) error {
+	if depth >= maxDepth {
+		return errDepth
+	}
+	if s.peek() != '{' {
+		return errJSON
+	}
+	s.pos++
+	if s.peek() == '}' {
+		s.pos++
+		return nil
+	}
+	for {
+		if s.peek() != '"' {
+			return errJSON
+		}
+		name, err := s.str()
+		if err != nil {
+			return err
+		}
+		if s.peek() != ':' {
+			return errJSON
+		}
+		s.pos++
+		if each == nil {
+			err = s.value(depth + 1)
+		} else {
+			err = each(unescape(name))
+		}
+		if err != nil {
+			return err
+		}
+		switch s.peek() {
+		case ',':
+			s.pos++
+		case '}':
+			s.pos++
+			return nil
+		default:
+			return errJSON
+		}
+	}
+}
+
+// array walks over an array, like object.
+func (s *scanner) array(depth int, each func() error) error {
+	if depth >= maxDepth {
+		return errDepth
+	}
+	if s.peek() != '[' {
+		return errJSON
+	}
+	s.pos++
+	if s.peek() == ']' {
+		s.pos++
+		return nil
+	}
+	for {
+		var err error
+		if each == nil {
+			err = s.value(depth + 1)
+		} else {
+			err = each()
+		}
+		if err != nil {
+			return err
+		}
+		switch s.peek() {
+		case ',':
+			s.pos++
+		case ']':
+			s.pos++
+			return nil
+		default:
+			return errJSON
+		}
+	}
+}
+
+// unescape resolves escapes in a member's name, so that a spelling like
+// "\u0069d" is the same member here as for every other reader.
+func unescape(name []byte) []byte {
+	if bytes.IndexByte(name, '\\') < 0 {
+		return name
+	}
+	var out string
+	if json.Unmarshal(append(append([]byte{'"'}, name...), '"'), &out) != nil {
+		return name
+	}
+	return []byte(out)
+}
+
+// text decodes a raw JSON string; ok is false for any other value.
+func text(raw []byte) (string, bool) {
+	if len(raw) < 2 || raw[0] != '"' {
+		return "", false
+	}
+	inner := raw[1 : len(raw)-1]
+	if bytes.IndexByte(inner, '\\') < 0 {
+		return string(inner), true
+	}
+	var out string
+	err := json.Unmarshal(raw, &out)
+	return out, err == nil
+}
+
+// message is one JSON-RPC message, its parts still raw. Members with any other
+// name, or the same name in another case, are ignored.
+type message struct {
+	id         []byte // the raw token; nil if absent, "null" if null
+	method     string
+	params     []byte
+	result     []byte
+	resultType []byte
+	err        *RPCError
+}
+
+func (m *message) isResponse() bool {
+	return m.method == "" && (m.result != nil || m.err != nil)
+}
+
+func (m *message) isRequest() bool { return m.method != "" && m.id != nil }
+
+func (m *message) hasNullID() bool { return m.id == nil || string(m.id) == "null" }
+
+// answers reports whether the message is the response to request id. A numeric
+// id that came back as a string is accepted, because our own ids are never
+// strings, so it is not ambiguous; other spellings of the number are not.
+func (m *message) answers(id int64) bool {
+	var buf [24]byte
+	want := strconv.AppendInt(buf[:0], id, 10)
+	got := m.id
+	if len(got) > 2 && got[0] == '"' {
+		got = got[1 : len(got)-1]
+	}
+	return bytes.Equal(got, want)
+}
+
+// parseMessage checks one JSON-RPC message and splits it. Protocol members that
+// come twice make it invalid, since two readers could see different values.
+func parseMessage(data []byte) (message, error) {
+	var m message
+	s := scanner{data: data}
+	if err := m.scan(&s); err != nil {
+		return message{}, err
+	}
+	return m, s.end()
+}
+
+// parseBatch is parseMessage for a body that may hold an array of messages, as
+// revision 2025-03-26 lets servers send.
+func parseBatch(data []byte, most int) ([]message, error) {
+	s := scanner{data: data}
+	var all []message
+	err := s.array(0, func() error {
+		if len(all) >= most {
+			return errEnvelope
+		}
+		var m message
+		if err := m.scan(&s); err != nil {
+			return err
+		}
+		all = append(all, m)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, s.end()
+}
+
+const (
+	seenVersion = 1 << iota
+	seenID
+	seenMethod
+	seenParams
+	seenResult
+	seenError
+)
+
+func (m *message) scan(s *scanner) error {
+	var seen uint8
+	version := false
+	once := func(bit uint8) error {
+		if seen&bit != 0 {
+			return errEnvelope
+		}
+		seen |= bit
+		return nil
+	}
+	var failed []byte
+	err := s.object(0, func(name []byte) (err error) {
+		var raw []byte
+		switch string(name) {
+		case "jsonrpc":
+			if err = once(seenVersion); err == nil {
+				raw, err = s.raw(1)
+				version = string(raw) == `"2.0"`
+			}
+		case "id":
+			if err = once(seenID); err == nil {
+				m.id, err = s.raw(1)
+			}
+		case "method":
+			if err = once(seenMethod); err == nil {
+				raw, err = s.raw(1)
+				m.method, _ = text(raw)
+			}
+		case "params":
+			if err = once(seenParams); err == nil {
+				m.params, err = s.raw(1)
+			}
+		case "result":
+			if err = once(seenResult); err == nil {
+				err = m.scanResult(s)
+			}
+		case "error":
+			if err = once(seenError); err == nil {
+				failed, err = s.raw(1)
+			}
+		default:
+			err = s.value(1)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if failed != nil && string(failed) != "null" {
+		if m.err, err = parseError(failed); err != nil {
+			return err
+		}
+		if string(m.result) == "null" {
+			m.result = nil
+		}
+	}
+	if !version || (m.result != nil && m.err != nil) || (seen&seenMethod != 0 && (m.method == "" || m.result != nil || m.err != nil)) {
+		return errEnvelope
+	}
+	return nil
+}
+
+func (m *message) scanResult(s *scanner) error {
+	s.space()
+	start := s.pos
+	var err error
+	if s.peek() != '{' {
+		err = s.value(1)
+	} else {
+		err = s.object(1, func(name []byte) (err error) {
+			if string(name) != "resultType" {
+				return s.value(2)
+			}
+			if m.resultType != nil {
+				return errEnvelope
+			}
+			m.resultType, err = s.raw(2)
+			return err
+		})
+	}
+	m.result = s.data[start:s.pos:s.pos]
+	return err
+}
+
+// maxErrorMessage bounds the text of a JSON-RPC error that is kept.
+const maxErrorMessage = 4096
+
+// parseError reads an error object; some servers send a bare string.
+func parseError(raw []byte) (*RPCError, error) {
+	e := &RPCError{}
+	if raw[0] != '{' {
+		e.Message, _ = text(raw)
+		e.Message = shorten(e.Message, maxErrorMessage)
+		return e, nil
+	}
+	s := scanner{data: raw}
+	var code, msg bool
+	err := s.object(1, func(name []byte) error {
+		v, err := s.raw(2)
+		if err != nil {
+			return err
+		}
+		switch string(name) {
+		case "code":
+			if code {
+				return errEnvelope
+			}
+			code = true
+			e.Code, _ = strconv.ParseInt(string(v), 10, 64)
+		case "message":
+			if msg {
+				return errEnvelope
+			}
+			msg = true
+			e.Message, _ = text(v)
+			e.Message = shorten(e.Message, maxErrorMessage)
+		case "data":
+			if e.Data != nil {
+				return errEnvelope
+			}
+			e.Data = v
+		}
+		return nil
+	})
+	return e, err
+}
+
+// shorten cuts s to at most n bytes at a character's end.
+func shorten(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
+}
+
+// member returns the raw value of one member of an object, or nil when raw is no
+// object or has no such member. A member that comes twice counts as absent.
+func member(raw []byte, want string) []byte {
+	s := scanner{data: raw}
+	var found []byte
+	err := s.object(0, func(name []byte) error {
+		v, err := s.raw(1)
+		if err != nil || string(name) != want {
+			return err
+		}
+		if found != nil {
+			return errEnvelope
+		}
+		found = v
+		return nil
+	})
+	if err != nil {
+		return nil
+	}
+	return found
+}

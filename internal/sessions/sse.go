@@ -1,0 +1,239 @@
+package sessions
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"strconv"
+	"time"
+)
+
+var (
+	errEventTooLarge  = errors.New("event of the stream is too large")
+	errStreamTooLarge = errors.New("stream is too large")
+)
+
+// streamLimits bound an event stream.
+type streamLimits struct {
+	// event is the greatest number of bytes of one event's data, and of one line.
+	event int64
+	// lines is the greatest number of lines of one event.
+	lines int
+	// total is the greatest number of bytes of the whole stream.
+	total int64
+}
+
+// event is one event of a text/event-stream.
+type event struct {
+	name string
+	data []byte
+}
+
+// eventReader reads a text/event-stream as HTML section 9.2 defines it: lines end
+// with CR, LF or CRLF, whichever way they are cut into segments. It is linear in
+// the input, and returns each event as soon as its last byte is there.
+type eventReader struct {
+	r     io.Reader
+	lim   streamLimits
+	chunk []byte // the buffer that is read into
+	rest  []byte // the unread part of chunk
+	lf    int    // position of the next LF in rest, -1 for none, -2 for not looked
+	err   error
+	total int64
+
+	partial []byte // the beginning of a line that is not complete yet
+	skipLF  bool   // the last line ended with CR; a LF that follows belongs to it
+	started bool   // the first line was seen, so a byte order mark is data
+
+	data  []byte
+	lines int // data lines of the event so far
+	count int // all lines of the event so far
+	name  string
+
+	// lastID is the last event id, and retry the last hint, 0 if none came.
+	lastID string
+	retry  time.Duration
+	// activity is called for every line, comments too, when it is set.
+	activity func()
+}
+
+// maxEventID bounds an event id that is remembered; longer ones are ignored.
+const maxEventID = 1024
+
+func newEventReader(r io.Reader, lim streamLimits) *eventReader {
+	return &eventReader{r: r, lim: lim, lf: -2}
+}
+
+// next returns the next event that has data. Its data is valid until the call
+// after. At the end it returns io.EOF; an event that only lacks its empty line at
+// a clean end is returned too, since the JSON inside proves its completeness.
+func (e *eventReader) next() (event, error) {
+	e.reset()
+	for {
+		line, err := e.line()
+		if err != nil {
+			if err == io.EOF && e.lines > 0 && len(e.data) > 0 {
+				return event{name: e.name, data: e.data}, nil
+			}
+			return event{}, err
+		}
+		if e.activity != nil {
+			e.activity()
+		}
+		if len(line) == 0 {
+			if len(e.data) > 0 {
+				return event{name: e.name, data: e.data}, nil
+			}
+			e.reset()
+			continue
+		}
+		if err := e.field(line); err != nil {
+			return event{}, err
+		}
+	}
+}
+
+func (e *eventReader) reset() {
+	// A large event must not stay in memory for the life of a stream.
+	if cap(e.data) > 64<<10 {
+		e.data = nil
+	}
+	e.data, e.lines, e.count, e.name = e.data[:0], 0, 0, ""
+}
+
+func (e *eventReader) field(line []byte) error {
+	if e.count++; e.count > e.lim.lines {
+		return errEventTooLarge
+	}
+	name, value, _ := bytes.Cut(line, []byte{':'})
+	value = bytes.TrimPrefix(value, []byte{' '})
+	switch string(name) {
+	case "data":
+		if int64(len(e.data)+len(value)+1) > e.lim.event {
+			return errEventTooLarge
+		}
+		if e.lines > 0 {
+			e.data = append(e.data, '\n')
+		}
+		e.data = append(e.data, value...)
+		e.lines++
+	case "event":
+		e.name = shorten(string(value), 64)
+	case "id":
+		if len(value) <= maxEventID && bytes.IndexByte(value, 0) < 0 {
+			e.lastID = string(value)
+		}
+	case "retry":
+		if ms, err := strconv.ParseUint(string(value), 10, 31); err == nil {
+			e.retry = time.Duration(ms) * time.Millisecond
+		}
+	}
+	return nil
+}
+
+// line returns the next line without its end. It is valid until the next call.
+func (e *eventReader) line() ([]byte, error) {
+	if cap(e.partial) > 64<<10 {
+		e.partial = nil
+	}
+	e.partial = e.partial[:0]
+	for {
+		if e.skipLF && len(e.rest) > 0 {
+			if e.rest[0] == '\n' {
+				e.advance(1)
+			}
+			e.skipLF = false
+		}
+		if end := e.lineEnd(); end >= 0 {
+			line := e.rest[:end]
+			e.skipLF = e.rest[end] == '\r'
+			e.advance(end + 1)
+			if len(e.partial) > 0 {
+				e.partial = append(e.partial, line...)
+				line = e.partial
+			}
+			return e.first(line), nil
+		}
+		if int64(len(e.partial)+len(e.rest)) > e.lim.event+64 {
+			return nil, errEventTooLarge
+		}
+		e.partial = append(e.partial, e.rest...)
+		e.rest, e.lf = nil, -2
+		if err := e.fill(); err != nil {
+			if err == io.EOF && len(e.partial) > 0 {
+				line := e.first(e.partial)
+				e.partial = nil
+				return line, nil
+			}
+			return nil, err
+		}
+	}
+}
+
+// lineEnd returns the position of the first CR or LF in rest, or -1. The position
+// of the next LF is remembered, because looking for it again behind every lone CR
+// would be quadratic.
+func (e *eventReader) lineEnd() int {
+	if len(e.rest) == 0 {
+		return -1
+	}
+	if e.lf == -2 {
+		e.lf = bytes.IndexByte(e.rest, '\n')
+	}
+	upTo := e.rest
+	if e.lf >= 0 {
+		upTo = e.rest[:e.lf]
+	}
+	if cr := bytes.IndexByte(upTo, '\r'); cr >= 0 {
+		return cr
+	}
+	return e.lf
+}
+
+func (e *eventReader) advance(n int) {
+	e.rest = e.rest[n:]
+	switch {
+	case e.lf >= n:
+		e.lf -= n
+	case e.lf >= 0:
+		e.lf = -2
+	}
+}
+
+func (e *eventReader) first(line []byte) []byte {
+	if !e.started {
+		e.started = true
+		line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))
+	}
+	return line
+}
+
+func (e *eventReader) fill() error {
+	if e.err != nil {
+		return e.err
+	}
+	if e.chunk == nil {
+		e.chunk = make([]byte, 4<<10)
+	}
+	for range 16 {
+		n, err := e.r.Read(e.chunk)
+		e.total += int64(n)
+		if e.total > e.lim.total {
+			e.err = errStreamTooLarge
+			return e.err
+		}
+		e.err = err
+		if n > 0 {
+			e.rest, e.lf = e.chunk[:n], -2
+			if n == len(e.chunk) && n < 32<<10 {
+				e.chunk = make([]byte, 2*n)
+			}
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	e.err = io.ErrNoProgress
+	return e.err
+}
