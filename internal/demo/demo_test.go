@@ -41,6 +41,7 @@ func connect(t *testing.T, s *Server, legacyStream bool) *client.Client {
 	rt := &http.Transport{}
 	opts := []transport.StreamableHTTPCOption{transport.WithHTTPBasicClient(&http.Client{Transport: rt})}
 	if legacyStream {
+		//lint:ignore SA1019 older clients do listen like this, and must hear of changes
 		opts = append(opts, transport.WithContinuousListening())
 	}
 	tr, err := transport.NewStreamableHTTP(s.URL(), opts...)
