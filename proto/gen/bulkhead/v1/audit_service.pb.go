@@ -24,6 +24,58 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ListAuditEntriesRequest_Order int32
+
+const (
+	ListAuditEntriesRequest_ORDER_UNSPECIFIED ListAuditEntriesRequest_Order = 0
+	// As they were written, sealed or not.
+	ListAuditEntriesRequest_ARRIVAL ListAuditEntriesRequest_Order = 1
+	// Sealed entries only, by sequence: who goes on from the last one misses
+	// nothing.
+	ListAuditEntriesRequest_CHAIN ListAuditEntriesRequest_Order = 2
+)
+
+// Enum value maps for ListAuditEntriesRequest_Order.
+var (
+	ListAuditEntriesRequest_Order_name = map[int32]string{
+		0: "ORDER_UNSPECIFIED",
+		1: "ARRIVAL",
+		2: "CHAIN",
+	}
+	ListAuditEntriesRequest_Order_value = map[string]int32{
+		"ORDER_UNSPECIFIED": 0,
+		"ARRIVAL":           1,
+		"CHAIN":             2,
+	}
+)
+
+func (x ListAuditEntriesRequest_Order) Enum() *ListAuditEntriesRequest_Order {
+	p := new(ListAuditEntriesRequest_Order)
+	*p = x
+	return p
+}
+
+func (x ListAuditEntriesRequest_Order) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ListAuditEntriesRequest_Order) Descriptor() protoreflect.EnumDescriptor {
+	return file_bulkhead_v1_audit_service_proto_enumTypes[0].Descriptor()
+}
+
+func (ListAuditEntriesRequest_Order) Type() protoreflect.EnumType {
+	return &file_bulkhead_v1_audit_service_proto_enumTypes[0]
+}
+
+func (x ListAuditEntriesRequest_Order) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ListAuditEntriesRequest_Order.Descriptor instead.
+func (ListAuditEntriesRequest_Order) EnumDescriptor() ([]byte, []int) {
+	return file_bulkhead_v1_audit_service_proto_rawDescGZIP(), []int{1, 0}
+}
+
 // AuditEntry is one fact, written in the transaction of what it records.
 type AuditEntry struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
@@ -32,19 +84,23 @@ type AuditEntry struct {
 	Sequence int64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// Digest of the entry before; empty until sealed.
 	PreviousDigest string `protobuf:"bytes,3,opt,name=previous_digest,json=previousDigest,proto3" json:"previous_digest,omitempty"`
-	Digest         string `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Digest of this entry in the chain; empty until sealed.
+	Digest string `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`
 	// Such as call.dispatched.
 	Kind      string `protobuf:"bytes,5,opt,name=kind,proto3" json:"kind,omitempty"`
 	SessionId string `protobuf:"bytes,6,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	CallId    string `protobuf:"bytes,7,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	ConsentId string `protobuf:"bytes,8,opt,name=consent_id,json=consentId,proto3" json:"consent_id,omitempty"`
-	// Who did it, or for whom it was done.
-	Subject string `protobuf:"bytes,9,opt,name=subject,proto3" json:"subject,omitempty"`
-	// The key with which it was done.
-	KeyId      string                 `protobuf:"bytes,10,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
-	CreateTime *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	// Digests and redacted summaries; absent when erased.
-	Details       *Json `protobuf:"bytes,12,opt,name=details,proto3" json:"details,omitempty"`
+	ServerId  string `protobuf:"bytes,9,opt,name=server_id,json=serverId,proto3" json:"server_id,omitempty"`
+	// The person on whose behalf it happened.
+	Subject string `protobuf:"bytes,10,opt,name=subject,proto3" json:"subject,omitempty"`
+	// Who did it: the role, the key, and the user it acted for.
+	Actor      string                 `protobuf:"bytes,11,opt,name=actor,proto3" json:"actor,omitempty"`
+	CreateTime *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	// Digests and redacted summaries; absent when they cannot be read any more.
+	Details *Json `protobuf:"bytes,13,opt,name=details,proto3" json:"details,omitempty"`
+	// What the chain holds of the details.
+	DetailsDigest string `protobuf:"bytes,14,opt,name=details_digest,json=detailsDigest,proto3" json:"details_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -135,6 +191,13 @@ func (x *AuditEntry) GetConsentId() string {
 	return ""
 }
 
+func (x *AuditEntry) GetServerId() string {
+	if x != nil {
+		return x.ServerId
+	}
+	return ""
+}
+
 func (x *AuditEntry) GetSubject() string {
 	if x != nil {
 		return x.Subject
@@ -142,9 +205,9 @@ func (x *AuditEntry) GetSubject() string {
 	return ""
 }
 
-func (x *AuditEntry) GetKeyId() string {
+func (x *AuditEntry) GetActor() string {
 	if x != nil {
-		return x.KeyId
+		return x.Actor
 	}
 	return ""
 }
@@ -163,18 +226,25 @@ func (x *AuditEntry) GetDetails() *Json {
 	return nil
 }
 
+func (x *AuditEntry) GetDetailsDigest() string {
+	if x != nil {
+		return x.DetailsDigest
+	}
+	return ""
+}
+
 type ListAuditEntriesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At most 200; 0 means 50.
+	// At most 500; 0 means 50.
 	PageSize  int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	SessionId string `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	CallId    string `protobuf:"bytes,4,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	Kind      string `protobuf:"bytes,5,opt,name=kind,proto3" json:"kind,omitempty"`
-	// Entries at or after.
-	StartTime *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
-	// Entries before.
-	EndTime       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=end_time,json=endTime,proto3" json:"end_time,omitempty"`
+	// Absent: ARRIVAL.
+	Order ListAuditEntriesRequest_Order `protobuf:"varint,6,opt,name=order,proto3,enum=bulkhead.v1.ListAuditEntriesRequest_Order" json:"order,omitempty"`
+	// With CHAIN: only entries after this one.
+	AfterSequence int64 `protobuf:"varint,7,opt,name=after_sequence,json=afterSequence,proto3" json:"after_sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -244,18 +314,18 @@ func (x *ListAuditEntriesRequest) GetKind() string {
 	return ""
 }
 
-func (x *ListAuditEntriesRequest) GetStartTime() *timestamppb.Timestamp {
+func (x *ListAuditEntriesRequest) GetOrder() ListAuditEntriesRequest_Order {
 	if x != nil {
-		return x.StartTime
+		return x.Order
 	}
-	return nil
+	return ListAuditEntriesRequest_ORDER_UNSPECIFIED
 }
 
-func (x *ListAuditEntriesRequest) GetEndTime() *timestamppb.Timestamp {
+func (x *ListAuditEntriesRequest) GetAfterSequence() int64 {
 	if x != nil {
-		return x.EndTime
+		return x.AfterSequence
 	}
-	return nil
+	return 0
 }
 
 type ListAuditEntriesResponse struct {
@@ -310,16 +380,104 @@ func (x *ListAuditEntriesResponse) GetNextPageToken() string {
 	return ""
 }
 
+// AuditCheckpoint states, signed, that a tenant's chain had this digest at this
+// sequence. Kept elsewhere it shows later whether the chain was cut or rebuilt.
+type AuditCheckpoint struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	TenantId string                 `protobuf:"bytes,1,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	Sequence int64                  `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Digest   string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Names the Ed25519 key.
+	KeyId         string                 `protobuf:"bytes,4,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	Signature     []byte                 `protobuf:"bytes,5,opt,name=signature,proto3" json:"signature,omitempty"`
+	CreateTime    *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditCheckpoint) Reset() {
+	*x = AuditCheckpoint{}
+	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditCheckpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditCheckpoint) ProtoMessage() {}
+
+func (x *AuditCheckpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditCheckpoint.ProtoReflect.Descriptor instead.
+func (*AuditCheckpoint) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_audit_service_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *AuditCheckpoint) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
+}
+
+func (x *AuditCheckpoint) GetSequence() int64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *AuditCheckpoint) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *AuditCheckpoint) GetKeyId() string {
+	if x != nil {
+		return x.KeyId
+	}
+	return ""
+}
+
+func (x *AuditCheckpoint) GetSignature() []byte {
+	if x != nil {
+		return x.Signature
+	}
+	return nil
+}
+
+func (x *AuditCheckpoint) GetCreateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreateTime
+	}
+	return nil
+}
+
 type VerifyAuditEntriesRequest struct {
-	state         protoimpl.MessageState            `protogen:"open.v1"`
-	Anchor        *VerifyAuditEntriesRequest_Anchor `protobuf:"bytes,1,opt,name=anchor,proto3" json:"anchor,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A checkpoint that the caller kept from an earlier answer.
+	Checkpoint    *AuditCheckpoint `protobuf:"bytes,1,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VerifyAuditEntriesRequest) Reset() {
 	*x = VerifyAuditEntriesRequest{}
-	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[3]
+	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -331,7 +489,7 @@ func (x *VerifyAuditEntriesRequest) String() string {
 func (*VerifyAuditEntriesRequest) ProtoMessage() {}
 
 func (x *VerifyAuditEntriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[3]
+	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -344,38 +502,43 @@ func (x *VerifyAuditEntriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyAuditEntriesRequest.ProtoReflect.Descriptor instead.
 func (*VerifyAuditEntriesRequest) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_audit_service_proto_rawDescGZIP(), []int{3}
+	return file_bulkhead_v1_audit_service_proto_rawDescGZIP(), []int{4}
 }
 
-func (x *VerifyAuditEntriesRequest) GetAnchor() *VerifyAuditEntriesRequest_Anchor {
+func (x *VerifyAuditEntriesRequest) GetCheckpoint() *AuditCheckpoint {
 	if x != nil {
-		return x.Anchor
+		return x.Checkpoint
 	}
 	return nil
 }
 
 type VerifyAuditEntriesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether no problem was found.
+	// Whether nothing recorded was changed, as far as can be known. Losses and
+	// unsealed entries do not count against it.
 	Ok bool `protobuf:"varint,1,opt,name=ok,proto3" json:"ok,omitempty"`
-	// Sealed entries that were verified.
+	// Sealed entries that were read.
 	Entries int64 `protobuf:"varint,2,opt,name=entries,proto3" json:"entries,omitempty"`
 	// Committed entries that wait for the sealer.
-	Unsealed     int64                                 `protobuf:"varint,3,opt,name=unsealed,proto3" json:"unsealed,omitempty"`
-	Problems     []*VerifyAuditEntriesResponse_Problem `protobuf:"bytes,4,rep,name=problems,proto3" json:"problems,omitempty"`
-	Losses       []*VerifyAuditEntriesResponse_Loss    `protobuf:"bytes,5,rep,name=losses,proto3" json:"losses,omitempty"`
-	LastSequence int64                                 `protobuf:"varint,6,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
-	LastDigest   string                                `protobuf:"bytes,7,opt,name=last_digest,json=lastDigest,proto3" json:"last_digest,omitempty"`
-	Checkpoints  int64                                 `protobuf:"varint,8,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"`
-	// The newest; absent before the first.
-	Checkpoint    *VerifyAuditEntriesResponse_Checkpoint `protobuf:"bytes,9,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	Unsealed int64 `protobuf:"varint,3,opt,name=unsealed,proto3" json:"unsealed,omitempty"`
+	// Entries that say that something was not recorded.
+	Lost int64 `protobuf:"varint,4,opt,name=lost,proto3" json:"lost,omitempty"`
+	// Whether the details could be compared with their digests too.
+	DetailsChecked bool `protobuf:"varint,5,opt,name=details_checked,json=detailsChecked,proto3" json:"details_checked,omitempty"`
+	// The first 100.
+	Problems     []*VerifyAuditEntriesResponse_Problem `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
+	MoreProblems int64                                 `protobuf:"varint,7,opt,name=more_problems,json=moreProblems,proto3" json:"more_problems,omitempty"`
+	LastSequence int64                                 `protobuf:"varint,8,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
+	LastDigest   string                                `protobuf:"bytes,9,opt,name=last_digest,json=lastDigest,proto3" json:"last_digest,omitempty"`
+	// The newest that holds; keep it elsewhere for a later verification.
+	Checkpoint    *AuditCheckpoint `protobuf:"bytes,10,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VerifyAuditEntriesResponse) Reset() {
 	*x = VerifyAuditEntriesResponse{}
-	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[4]
+	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -387,7 +550,7 @@ func (x *VerifyAuditEntriesResponse) String() string {
 func (*VerifyAuditEntriesResponse) ProtoMessage() {}
 
 func (x *VerifyAuditEntriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[4]
+	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -400,7 +563,7 @@ func (x *VerifyAuditEntriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyAuditEntriesResponse.ProtoReflect.Descriptor instead.
 func (*VerifyAuditEntriesResponse) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_audit_service_proto_rawDescGZIP(), []int{4}
+	return file_bulkhead_v1_audit_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *VerifyAuditEntriesResponse) GetOk() bool {
@@ -424,6 +587,20 @@ func (x *VerifyAuditEntriesResponse) GetUnsealed() int64 {
 	return 0
 }
 
+func (x *VerifyAuditEntriesResponse) GetLost() int64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *VerifyAuditEntriesResponse) GetDetailsChecked() bool {
+	if x != nil {
+		return x.DetailsChecked
+	}
+	return false
+}
+
 func (x *VerifyAuditEntriesResponse) GetProblems() []*VerifyAuditEntriesResponse_Problem {
 	if x != nil {
 		return x.Problems
@@ -431,11 +608,11 @@ func (x *VerifyAuditEntriesResponse) GetProblems() []*VerifyAuditEntriesResponse
 	return nil
 }
 
-func (x *VerifyAuditEntriesResponse) GetLosses() []*VerifyAuditEntriesResponse_Loss {
+func (x *VerifyAuditEntriesResponse) GetMoreProblems() int64 {
 	if x != nil {
-		return x.Losses
+		return x.MoreProblems
 	}
-	return nil
+	return 0
 }
 
 func (x *VerifyAuditEntriesResponse) GetLastSequence() int64 {
@@ -452,79 +629,20 @@ func (x *VerifyAuditEntriesResponse) GetLastDigest() string {
 	return ""
 }
 
-func (x *VerifyAuditEntriesResponse) GetCheckpoints() int64 {
-	if x != nil {
-		return x.Checkpoints
-	}
-	return 0
-}
-
-func (x *VerifyAuditEntriesResponse) GetCheckpoint() *VerifyAuditEntriesResponse_Checkpoint {
+func (x *VerifyAuditEntriesResponse) GetCheckpoint() *AuditCheckpoint {
 	if x != nil {
 		return x.Checkpoint
 	}
 	return nil
 }
 
-// A place in the chain that the caller kept. The chain must still pass
-// through it, so a cut or replaced chain is found.
-type VerifyAuditEntriesRequest_Anchor struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      int64                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *VerifyAuditEntriesRequest_Anchor) Reset() {
-	*x = VerifyAuditEntriesRequest_Anchor{}
-	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *VerifyAuditEntriesRequest_Anchor) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*VerifyAuditEntriesRequest_Anchor) ProtoMessage() {}
-
-func (x *VerifyAuditEntriesRequest_Anchor) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use VerifyAuditEntriesRequest_Anchor.ProtoReflect.Descriptor instead.
-func (*VerifyAuditEntriesRequest_Anchor) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_audit_service_proto_rawDescGZIP(), []int{3, 0}
-}
-
-func (x *VerifyAuditEntriesRequest_Anchor) GetSequence() int64 {
-	if x != nil {
-		return x.Sequence
-	}
-	return 0
-}
-
-func (x *VerifyAuditEntriesRequest_Anchor) GetDigest() string {
-	if x != nil {
-		return x.Digest
-	}
-	return ""
-}
-
-// Problem is one place where the record is not what it was.
+// Problem is one place where the record is not what it was, or where it is
+// known to be incomplete.
 type VerifyAuditEntriesResponse_Problem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Such as changed, removed, reordered, cut, replaced, unsigned.
-	Kind          string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Such as entry.changed, entry.removed, tail.cut, chain.replaced, range.lost.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// 0 for an entry that is not sealed.
 	Sequence      int64  `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	AuditEntryId  string `protobuf:"bytes,3,opt,name=audit_entry_id,json=auditEntryId,proto3" json:"audit_entry_id,omitempty"`
 	Detail        string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
@@ -559,7 +677,7 @@ func (x *VerifyAuditEntriesResponse_Problem) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use VerifyAuditEntriesResponse_Problem.ProtoReflect.Descriptor instead.
 func (*VerifyAuditEntriesResponse_Problem) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_audit_service_proto_rawDescGZIP(), []int{4, 0}
+	return file_bulkhead_v1_audit_service_proto_rawDescGZIP(), []int{5, 0}
 }
 
 func (x *VerifyAuditEntriesResponse_Problem) GetKind() string {
@@ -590,152 +708,11 @@ func (x *VerifyAuditEntriesResponse_Problem) GetDetail() string {
 	return ""
 }
 
-// Loss is a stretch that is known to be missing, such as unrecorded reads of
-// a replica that died.
-type VerifyAuditEntriesResponse_Loss struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
-	Kind     string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	Sequence int64                  `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// At most this many entries.
-	AtMost        int64 `protobuf:"varint,3,opt,name=at_most,json=atMost,proto3" json:"at_most,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *VerifyAuditEntriesResponse_Loss) Reset() {
-	*x = VerifyAuditEntriesResponse_Loss{}
-	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[7]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *VerifyAuditEntriesResponse_Loss) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*VerifyAuditEntriesResponse_Loss) ProtoMessage() {}
-
-func (x *VerifyAuditEntriesResponse_Loss) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[7]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use VerifyAuditEntriesResponse_Loss.ProtoReflect.Descriptor instead.
-func (*VerifyAuditEntriesResponse_Loss) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_audit_service_proto_rawDescGZIP(), []int{4, 1}
-}
-
-func (x *VerifyAuditEntriesResponse_Loss) GetKind() string {
-	if x != nil {
-		return x.Kind
-	}
-	return ""
-}
-
-func (x *VerifyAuditEntriesResponse_Loss) GetSequence() int64 {
-	if x != nil {
-		return x.Sequence
-	}
-	return 0
-}
-
-func (x *VerifyAuditEntriesResponse_Loss) GetAtMost() int64 {
-	if x != nil {
-		return x.AtMost
-	}
-	return 0
-}
-
-// Checkpoint is a signed place in the chain.
-type VerifyAuditEntriesResponse_Checkpoint struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
-	Sequence int64                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Digest   string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
-	// Names the Ed25519 key.
-	SigningKeyId  string                 `protobuf:"bytes,3,opt,name=signing_key_id,json=signingKeyId,proto3" json:"signing_key_id,omitempty"`
-	Signature     []byte                 `protobuf:"bytes,4,opt,name=signature,proto3" json:"signature,omitempty"`
-	CreateTime    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *VerifyAuditEntriesResponse_Checkpoint) Reset() {
-	*x = VerifyAuditEntriesResponse_Checkpoint{}
-	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[8]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *VerifyAuditEntriesResponse_Checkpoint) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*VerifyAuditEntriesResponse_Checkpoint) ProtoMessage() {}
-
-func (x *VerifyAuditEntriesResponse_Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_audit_service_proto_msgTypes[8]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use VerifyAuditEntriesResponse_Checkpoint.ProtoReflect.Descriptor instead.
-func (*VerifyAuditEntriesResponse_Checkpoint) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_audit_service_proto_rawDescGZIP(), []int{4, 2}
-}
-
-func (x *VerifyAuditEntriesResponse_Checkpoint) GetSequence() int64 {
-	if x != nil {
-		return x.Sequence
-	}
-	return 0
-}
-
-func (x *VerifyAuditEntriesResponse_Checkpoint) GetDigest() string {
-	if x != nil {
-		return x.Digest
-	}
-	return ""
-}
-
-func (x *VerifyAuditEntriesResponse_Checkpoint) GetSigningKeyId() string {
-	if x != nil {
-		return x.SigningKeyId
-	}
-	return ""
-}
-
-func (x *VerifyAuditEntriesResponse_Checkpoint) GetSignature() []byte {
-	if x != nil {
-		return x.Signature
-	}
-	return nil
-}
-
-func (x *VerifyAuditEntriesResponse_Checkpoint) GetCreateTime() *timestamppb.Timestamp {
-	if x != nil {
-		return x.CreateTime
-	}
-	return nil
-}
-
 var File_bulkhead_v1_audit_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_audit_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1fbulkhead/v1/audit_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x95\x03\n" +
+	"\x1fbulkhead/v1/audit_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd8\x03\n" +
 	"\n" +
 	"AuditEntry\x12$\n" +
 	"\x0eaudit_entry_id\x18\x01 \x01(\tR\fauditEntryId\x12\x1a\n" +
@@ -747,64 +724,68 @@ const file_bulkhead_v1_audit_service_proto_rawDesc = "" +
 	"session_id\x18\x06 \x01(\tR\tsessionId\x12\x17\n" +
 	"\acall_id\x18\a \x01(\tR\x06callId\x12\x1d\n" +
 	"\n" +
-	"consent_id\x18\b \x01(\tR\tconsentId\x12\x18\n" +
-	"\asubject\x18\t \x01(\tR\asubject\x12\x15\n" +
-	"\x06key_id\x18\n" +
-	" \x01(\tR\x05keyId\x12;\n" +
-	"\vcreate_time\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"consent_id\x18\b \x01(\tR\tconsentId\x12\x1b\n" +
+	"\tserver_id\x18\t \x01(\tR\bserverId\x12\x18\n" +
+	"\asubject\x18\n" +
+	" \x01(\tR\asubject\x12\x14\n" +
+	"\x05actor\x18\v \x01(\tR\x05actor\x12;\n" +
+	"\vcreate_time\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"createTime\x12+\n" +
-	"\adetails\x18\f \x01(\v2\x11.bulkhead.v1.JsonR\adetails\"\xa3\x03\n" +
+	"\adetails\x18\r \x01(\v2\x11.bulkhead.v1.JsonR\adetails\x12%\n" +
+	"\x0edetails_digest\x18\x0e \x01(\tR\rdetailsDigest\"\xd4\x03\n" +
 	"\x17ListAuditEntriesRequest\x12'\n" +
 	"\tpage_size\x18\x01 \x01(\x05B\n" +
-	"\xbaH\a\x1a\x05\x18\xc8\x01(\x00R\bpageSize\x12'\n" +
+	"\xbaH\a\x1a\x05\x18\xf4\x03(\x00R\bpageSize\x12'\n" +
 	"\n" +
 	"page_token\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\bR\tpageToken\x12E\n" +
 	"\n" +
 	"session_id\x18\x03 \x01(\tB&\xbaH#r!2\x1f^(ses_[0-9a-hjkmnp-tv-z]{26})?$R\tsessionId\x12@\n" +
-	"\acall_id\x18\x04 \x01(\tB'\xbaH$r\"2 ^(call_[0-9a-hjkmnp-tv-z]{26})?$R\x06callId\x12;\n" +
-	"\x04kind\x18\x05 \x01(\tB'\xbaH$r\"2 ^[a-z_]{0,32}([.][a-z_]{1,32})?$R\x04kind\x129\n" +
-	"\n" +
-	"start_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x125\n" +
-	"\bend_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\"\x80\x01\n" +
+	"\acall_id\x18\x04 \x01(\tB'\xbaH$r\"2 ^(call_[0-9a-hjkmnp-tv-z]{26})?$R\x06callId\x12*\n" +
+	"\x04kind\x18\x05 \x01(\tB\x16\xbaH\x13r\x112\x0f^[a-z_.]{0,64}$R\x04kind\x12J\n" +
+	"\x05order\x18\x06 \x01(\x0e2*.bulkhead.v1.ListAuditEntriesRequest.OrderB\b\xbaH\x05\x82\x01\x02\x10\x01R\x05order\x12.\n" +
+	"\x0eafter_sequence\x18\a \x01(\x03B\a\xbaH\x04\"\x02(\x00R\rafterSequence\"6\n" +
+	"\x05Order\x12\x15\n" +
+	"\x11ORDER_UNSPECIFIED\x10\x00\x12\v\n" +
+	"\aARRIVAL\x10\x01\x12\t\n" +
+	"\x05CHAIN\x10\x02\"\x80\x01\n" +
 	"\x18ListAuditEntriesResponse\x12<\n" +
 	"\raudit_entries\x18\x01 \x03(\v2\x17.bulkhead.v1.AuditEntryR\fauditEntries\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xb5\x01\n" +
-	"\x19VerifyAuditEntriesRequest\x12E\n" +
-	"\x06anchor\x18\x01 \x01(\v2-.bulkhead.v1.VerifyAuditEntriesRequest.AnchorR\x06anchor\x1aQ\n" +
-	"\x06Anchor\x12#\n" +
-	"\bsequence\x18\x01 \x01(\x03B\a\xbaH\x04\"\x02(\x01R\bsequence\x12\"\n" +
-	"\x06digest\x18\x02 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\x06digest\"\xbf\x06\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xae\x02\n" +
+	"\x0fAuditCheckpoint\x12@\n" +
+	"\ttenant_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ten_[0-9a-hjkmnp-tv-z]{26}$R\btenantId\x12#\n" +
+	"\bsequence\x18\x02 \x01(\x03B\a\xbaH\x04\"\x02(\x01R\bsequence\x12\"\n" +
+	"\x06digest\x18\x03 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\x06digest\x12!\n" +
+	"\x06key_id\x18\x04 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\x05keyId\x12(\n" +
+	"\tsignature\x18\x05 \x01(\fB\n" +
+	"\xbaH\az\x05\x10\x01\x18\x80\x02R\tsignature\x12C\n" +
+	"\vcreate_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\n" +
+	"createTime\"Y\n" +
+	"\x19VerifyAuditEntriesRequest\x12<\n" +
+	"\n" +
+	"checkpoint\x18\x01 \x01(\v2\x1c.bulkhead.v1.AuditCheckpointR\n" +
+	"checkpoint\"\x8e\x04\n" +
 	"\x1aVerifyAuditEntriesResponse\x12\x0e\n" +
 	"\x02ok\x18\x01 \x01(\bR\x02ok\x12\x18\n" +
 	"\aentries\x18\x02 \x01(\x03R\aentries\x12\x1a\n" +
-	"\bunsealed\x18\x03 \x01(\x03R\bunsealed\x12K\n" +
-	"\bproblems\x18\x04 \x03(\v2/.bulkhead.v1.VerifyAuditEntriesResponse.ProblemR\bproblems\x12D\n" +
-	"\x06losses\x18\x05 \x03(\v2,.bulkhead.v1.VerifyAuditEntriesResponse.LossR\x06losses\x12#\n" +
-	"\rlast_sequence\x18\x06 \x01(\x03R\flastSequence\x12\x1f\n" +
-	"\vlast_digest\x18\a \x01(\tR\n" +
-	"lastDigest\x12 \n" +
-	"\vcheckpoints\x18\b \x01(\x03R\vcheckpoints\x12R\n" +
+	"\bunsealed\x18\x03 \x01(\x03R\bunsealed\x12\x12\n" +
+	"\x04lost\x18\x04 \x01(\x03R\x04lost\x12'\n" +
+	"\x0fdetails_checked\x18\x05 \x01(\bR\x0edetailsChecked\x12K\n" +
+	"\bproblems\x18\x06 \x03(\v2/.bulkhead.v1.VerifyAuditEntriesResponse.ProblemR\bproblems\x12#\n" +
+	"\rmore_problems\x18\a \x01(\x03R\fmoreProblems\x12#\n" +
+	"\rlast_sequence\x18\b \x01(\x03R\flastSequence\x12\x1f\n" +
+	"\vlast_digest\x18\t \x01(\tR\n" +
+	"lastDigest\x12<\n" +
 	"\n" +
-	"checkpoint\x18\t \x01(\v22.bulkhead.v1.VerifyAuditEntriesResponse.CheckpointR\n" +
+	"checkpoint\x18\n" +
+	" \x01(\v2\x1c.bulkhead.v1.AuditCheckpointR\n" +
 	"checkpoint\x1aw\n" +
 	"\aProblem\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x03R\bsequence\x12$\n" +
 	"\x0eaudit_entry_id\x18\x03 \x01(\tR\fauditEntryId\x12\x16\n" +
-	"\x06detail\x18\x04 \x01(\tR\x06detail\x1aO\n" +
-	"\x04Loss\x12\x12\n" +
-	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x03R\bsequence\x12\x17\n" +
-	"\aat_most\x18\x03 \x01(\x03R\x06atMost\x1a\xc1\x01\n" +
-	"\n" +
-	"Checkpoint\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x03R\bsequence\x12\x16\n" +
-	"\x06digest\x18\x02 \x01(\tR\x06digest\x12$\n" +
-	"\x0esigning_key_id\x18\x03 \x01(\tR\fsigningKeyId\x12\x1c\n" +
-	"\tsignature\x18\x04 \x01(\fR\tsignature\x12;\n" +
-	"\vcreate_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"createTime2\x95\x02\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail2\x95\x02\n" +
 	"\fAuditService\x12y\n" +
 	"\x10ListAuditEntries\x12$.bulkhead.v1.ListAuditEntriesRequest\x1a%.bulkhead.v1.ListAuditEntriesResponse\"\x18\x82\xd3\xe4\x93\x02\x12\x12\x10/v1/auditEntries\x12\x89\x01\n" +
 	"\x12VerifyAuditEntries\x12&.bulkhead.v1.VerifyAuditEntriesRequest\x1a'.bulkhead.v1.VerifyAuditEntriesResponse\"\"\x82\xd3\xe4\x93\x02\x1c:\x01*\"\x17/v1/auditEntries:verifyBCZAgithub.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1;bulkheadv1b\x06proto3"
@@ -821,40 +802,38 @@ func file_bulkhead_v1_audit_service_proto_rawDescGZIP() []byte {
 	return file_bulkhead_v1_audit_service_proto_rawDescData
 }
 
-var file_bulkhead_v1_audit_service_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_bulkhead_v1_audit_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_bulkhead_v1_audit_service_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_bulkhead_v1_audit_service_proto_goTypes = []any{
-	(*AuditEntry)(nil),                            // 0: bulkhead.v1.AuditEntry
-	(*ListAuditEntriesRequest)(nil),               // 1: bulkhead.v1.ListAuditEntriesRequest
-	(*ListAuditEntriesResponse)(nil),              // 2: bulkhead.v1.ListAuditEntriesResponse
-	(*VerifyAuditEntriesRequest)(nil),             // 3: bulkhead.v1.VerifyAuditEntriesRequest
-	(*VerifyAuditEntriesResponse)(nil),            // 4: bulkhead.v1.VerifyAuditEntriesResponse
-	(*VerifyAuditEntriesRequest_Anchor)(nil),      // 5: bulkhead.v1.VerifyAuditEntriesRequest.Anchor
-	(*VerifyAuditEntriesResponse_Problem)(nil),    // 6: bulkhead.v1.VerifyAuditEntriesResponse.Problem
-	(*VerifyAuditEntriesResponse_Loss)(nil),       // 7: bulkhead.v1.VerifyAuditEntriesResponse.Loss
-	(*VerifyAuditEntriesResponse_Checkpoint)(nil), // 8: bulkhead.v1.VerifyAuditEntriesResponse.Checkpoint
-	(*timestamppb.Timestamp)(nil),                 // 9: google.protobuf.Timestamp
-	(*Json)(nil),                                  // 10: bulkhead.v1.Json
+	(ListAuditEntriesRequest_Order)(0),         // 0: bulkhead.v1.ListAuditEntriesRequest.Order
+	(*AuditEntry)(nil),                         // 1: bulkhead.v1.AuditEntry
+	(*ListAuditEntriesRequest)(nil),            // 2: bulkhead.v1.ListAuditEntriesRequest
+	(*ListAuditEntriesResponse)(nil),           // 3: bulkhead.v1.ListAuditEntriesResponse
+	(*AuditCheckpoint)(nil),                    // 4: bulkhead.v1.AuditCheckpoint
+	(*VerifyAuditEntriesRequest)(nil),          // 5: bulkhead.v1.VerifyAuditEntriesRequest
+	(*VerifyAuditEntriesResponse)(nil),         // 6: bulkhead.v1.VerifyAuditEntriesResponse
+	(*VerifyAuditEntriesResponse_Problem)(nil), // 7: bulkhead.v1.VerifyAuditEntriesResponse.Problem
+	(*timestamppb.Timestamp)(nil),              // 8: google.protobuf.Timestamp
+	(*Json)(nil),                               // 9: bulkhead.v1.Json
 }
 var file_bulkhead_v1_audit_service_proto_depIdxs = []int32{
-	9,  // 0: bulkhead.v1.AuditEntry.create_time:type_name -> google.protobuf.Timestamp
-	10, // 1: bulkhead.v1.AuditEntry.details:type_name -> bulkhead.v1.Json
-	9,  // 2: bulkhead.v1.ListAuditEntriesRequest.start_time:type_name -> google.protobuf.Timestamp
-	9,  // 3: bulkhead.v1.ListAuditEntriesRequest.end_time:type_name -> google.protobuf.Timestamp
-	0,  // 4: bulkhead.v1.ListAuditEntriesResponse.audit_entries:type_name -> bulkhead.v1.AuditEntry
-	5,  // 5: bulkhead.v1.VerifyAuditEntriesRequest.anchor:type_name -> bulkhead.v1.VerifyAuditEntriesRequest.Anchor
-	6,  // 6: bulkhead.v1.VerifyAuditEntriesResponse.problems:type_name -> bulkhead.v1.VerifyAuditEntriesResponse.Problem
-	7,  // 7: bulkhead.v1.VerifyAuditEntriesResponse.losses:type_name -> bulkhead.v1.VerifyAuditEntriesResponse.Loss
-	8,  // 8: bulkhead.v1.VerifyAuditEntriesResponse.checkpoint:type_name -> bulkhead.v1.VerifyAuditEntriesResponse.Checkpoint
-	9,  // 9: bulkhead.v1.VerifyAuditEntriesResponse.Checkpoint.create_time:type_name -> google.protobuf.Timestamp
-	1,  // 10: bulkhead.v1.AuditService.ListAuditEntries:input_type -> bulkhead.v1.ListAuditEntriesRequest
-	3,  // 11: bulkhead.v1.AuditService.VerifyAuditEntries:input_type -> bulkhead.v1.VerifyAuditEntriesRequest
-	2,  // 12: bulkhead.v1.AuditService.ListAuditEntries:output_type -> bulkhead.v1.ListAuditEntriesResponse
-	4,  // 13: bulkhead.v1.AuditService.VerifyAuditEntries:output_type -> bulkhead.v1.VerifyAuditEntriesResponse
-	12, // [12:14] is the sub-list for method output_type
-	10, // [10:12] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	8,  // 0: bulkhead.v1.AuditEntry.create_time:type_name -> google.protobuf.Timestamp
+	9,  // 1: bulkhead.v1.AuditEntry.details:type_name -> bulkhead.v1.Json
+	0,  // 2: bulkhead.v1.ListAuditEntriesRequest.order:type_name -> bulkhead.v1.ListAuditEntriesRequest.Order
+	1,  // 3: bulkhead.v1.ListAuditEntriesResponse.audit_entries:type_name -> bulkhead.v1.AuditEntry
+	8,  // 4: bulkhead.v1.AuditCheckpoint.create_time:type_name -> google.protobuf.Timestamp
+	4,  // 5: bulkhead.v1.VerifyAuditEntriesRequest.checkpoint:type_name -> bulkhead.v1.AuditCheckpoint
+	7,  // 6: bulkhead.v1.VerifyAuditEntriesResponse.problems:type_name -> bulkhead.v1.VerifyAuditEntriesResponse.Problem
+	4,  // 7: bulkhead.v1.VerifyAuditEntriesResponse.checkpoint:type_name -> bulkhead.v1.AuditCheckpoint
+	2,  // 8: bulkhead.v1.AuditService.ListAuditEntries:input_type -> bulkhead.v1.ListAuditEntriesRequest
+	5,  // 9: bulkhead.v1.AuditService.VerifyAuditEntries:input_type -> bulkhead.v1.VerifyAuditEntriesRequest
+	3,  // 10: bulkhead.v1.AuditService.ListAuditEntries:output_type -> bulkhead.v1.ListAuditEntriesResponse
+	6,  // 11: bulkhead.v1.AuditService.VerifyAuditEntries:output_type -> bulkhead.v1.VerifyAuditEntriesResponse
+	10, // [10:12] is the sub-list for method output_type
+	8,  // [8:10] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_bulkhead_v1_audit_service_proto_init() }
@@ -868,13 +847,14 @@ func file_bulkhead_v1_audit_service_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bulkhead_v1_audit_service_proto_rawDesc), len(file_bulkhead_v1_audit_service_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   9,
+			NumEnums:      1,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_bulkhead_v1_audit_service_proto_goTypes,
 		DependencyIndexes: file_bulkhead_v1_audit_service_proto_depIdxs,
+		EnumInfos:         file_bulkhead_v1_audit_service_proto_enumTypes,
 		MessageInfos:      file_bulkhead_v1_audit_service_proto_msgTypes,
 	}.Build()
 	File_bulkhead_v1_audit_service_proto = out.File

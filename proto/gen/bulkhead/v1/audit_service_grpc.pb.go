@@ -29,8 +29,8 @@ const (
 //
 // AuditService reads and verifies the record of who did what.
 type AuditServiceClient interface {
-	// ListAuditEntries returns entries, newest first; those without a sequence
-	// number yet come before the sealed ones.
+	// ListAuditEntries returns entries in the order of their arrival or of the
+	// chain.
 	ListAuditEntries(ctx context.Context, in *ListAuditEntriesRequest, opts ...grpc.CallOption) (*ListAuditEntriesResponse, error)
 	// VerifyAuditEntries recomputes the chain and compares it with the signed
 	// checkpoints. What it finds is an answer, not an error.
@@ -71,8 +71,8 @@ func (c *auditServiceClient) VerifyAuditEntries(ctx context.Context, in *VerifyA
 //
 // AuditService reads and verifies the record of who did what.
 type AuditServiceServer interface {
-	// ListAuditEntries returns entries, newest first; those without a sequence
-	// number yet come before the sealed ones.
+	// ListAuditEntries returns entries in the order of their arrival or of the
+	// chain.
 	ListAuditEntries(context.Context, *ListAuditEntriesRequest) (*ListAuditEntriesResponse, error)
 	// VerifyAuditEntries recomputes the chain and compares it with the signed
 	// checkpoints. What it finds is an answer, not an error.

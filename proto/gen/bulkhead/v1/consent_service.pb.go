@@ -165,12 +165,10 @@ type Consent struct {
 	// By which way: an approver's key, the user's own token …
 	How string `protobuf:"bytes,18,opt,name=how,proto3" json:"how,omitempty"`
 	// The decider's words.
-	Reason     string                 `protobuf:"bytes,19,opt,name=reason,proto3" json:"reason,omitempty"`
-	CreateTime *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
-	DecideTime *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=decide_time,json=decideTime,proto3" json:"decide_time,omitempty"`
-	// The audit entry that proves the decision.
-	Receipt       string `protobuf:"bytes,23,opt,name=receipt,proto3" json:"receipt,omitempty"`
+	Reason        string                 `protobuf:"bytes,19,opt,name=reason,proto3" json:"reason,omitempty"`
+	CreateTime    *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	ExpireTime    *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	DecideTime    *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=decide_time,json=decideTime,proto3" json:"decide_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -357,13 +355,6 @@ func (x *Consent) GetDecideTime() *timestamppb.Timestamp {
 		return x.DecideTime
 	}
 	return nil
-}
-
-func (x *Consent) GetReceipt() string {
-	if x != nil {
-		return x.Receipt
-	}
-	return ""
 }
 
 type ListConsentsRequest struct {
@@ -596,7 +587,7 @@ var File_bulkhead_v1_consent_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_consent_service_proto_rawDesc = "" +
 	"\n" +
-	"!bulkhead/v1/consent_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xca\a\n" +
+	"!bulkhead/v1/consent_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb0\a\n" +
 	"\aConsent\x12\x1d\n" +
 	"\n" +
 	"consent_id\x18\x01 \x01(\tR\tconsentId\x120\n" +
@@ -627,8 +618,7 @@ const file_bulkhead_v1_consent_service_proto_rawDesc = "" +
 	"\vexpire_time\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"expireTime\x12;\n" +
 	"\vdecide_time\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"decideTime\x12\x18\n" +
-	"\areceipt\x18\x17 \x01(\tR\areceipt\"j\n" +
+	"decideTime\"j\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aPENDING\x10\x01\x12\f\n" +
@@ -657,7 +647,7 @@ const file_bulkhead_v1_consent_service_proto_rawDesc = "" +
 	"consent_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^cns_[0-9a-hjkmnp-tv-z]{26}$R\tconsentId\x12R\n" +
 	"\bdecision\x18\x02 \x01(\x0e2*.bulkhead.v1.DecideConsentRequest.DecisionB\n" +
 	"\xbaH\a\x82\x01\x04\x10\x01 \x00R\bdecision\x12 \n" +
-	"\x06reason\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\bR\x06reason\";\n" +
+	"\x06reason\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\xe8\aR\x06reason\";\n" +
 	"\bDecision\x12\x18\n" +
 	"\x14DECISION_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aAPPROVE\x10\x01\x12\b\n" +

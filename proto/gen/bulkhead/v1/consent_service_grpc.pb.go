@@ -31,7 +31,7 @@ const (
 // ConsentService shows and decides the questions put to people. Who proposes a
 // call does not decide it.
 type ConsentServiceClient interface {
-	// ListConsents returns consents, newest first: an approver sees the
+	// ListConsents returns consents, oldest first: an approver sees the
 	// tenant's, a user and a service acting for one that user's.
 	ListConsents(ctx context.Context, in *ListConsentsRequest, opts ...grpc.CallOption) (*ListConsentsResponse, error)
 	// GetConsent returns one consent.
@@ -85,7 +85,7 @@ func (c *consentServiceClient) DecideConsent(ctx context.Context, in *DecideCons
 // ConsentService shows and decides the questions put to people. Who proposes a
 // call does not decide it.
 type ConsentServiceServer interface {
-	// ListConsents returns consents, newest first: an approver sees the
+	// ListConsents returns consents, oldest first: an approver sees the
 	// tenant's, a user and a service acting for one that user's.
 	ListConsents(context.Context, *ListConsentsRequest) (*ListConsentsResponse, error)
 	// GetConsent returns one consent.

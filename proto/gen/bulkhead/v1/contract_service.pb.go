@@ -97,8 +97,9 @@ type Contract struct {
 	ActivateTime *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=activate_time,json=activateTime,proto3" json:"activate_time,omitempty"`
 	RetireTime   *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=retire_time,json=retireTime,proto3" json:"retire_time,omitempty"`
 	// Who stored it.
-	Subject       string `protobuf:"bytes,10,opt,name=subject,proto3" json:"subject,omitempty"`
-	RequestId     string `protobuf:"bytes,11,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	CreatedBy string `protobuf:"bytes,10,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	// Only in the answer that created the revision.
+	RequestId     *string `protobuf:"bytes,11,opt,name=request_id,json=requestId,proto3,oneof" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -196,16 +197,16 @@ func (x *Contract) GetRetireTime() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *Contract) GetSubject() string {
+func (x *Contract) GetCreatedBy() string {
 	if x != nil {
-		return x.Subject
+		return x.CreatedBy
 	}
 	return ""
 }
 
 func (x *Contract) GetRequestId() string {
-	if x != nil {
-		return x.RequestId
+	if x != nil && x.RequestId != nil {
+		return *x.RequestId
 	}
 	return ""
 }
@@ -793,7 +794,7 @@ var File_bulkhead_v1_contract_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_contract_service_proto_rawDesc = "" +
 	"\n" +
-	"\"bulkhead/v1/contract_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa2\x04\n" +
+	"\"bulkhead/v1/contract_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbb\x04\n" +
 	"\bContract\x12\x1f\n" +
 	"\vcontract_id\x18\x01 \x01(\tR\n" +
 	"contractId\x12\x16\n" +
@@ -806,11 +807,12 @@ const file_bulkhead_v1_contract_service_proto_rawDesc = "" +
 	"createTime\x12?\n" +
 	"\ractivate_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\factivateTime\x12;\n" +
 	"\vretire_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"retireTime\x12\x18\n" +
-	"\asubject\x18\n" +
-	" \x01(\tR\asubject\x12\x1d\n" +
+	"retireTime\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\v \x01(\tR\trequestId\"N\n" +
+	"created_by\x18\n" +
+	" \x01(\tR\tcreatedBy\x12\"\n" +
+	"\n" +
+	"request_id\x18\v \x01(\tH\x00R\trequestId\x88\x01\x01\"N\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\t\n" +
 	"\x05DRAFT\x10\x01\x12\n" +
@@ -818,10 +820,11 @@ const file_bulkhead_v1_contract_service_proto_rawDesc = "" +
 	"\x06SHADOW\x10\x02\x12\n" +
 	"\n" +
 	"\x06ACTIVE\x10\x03\x12\v\n" +
-	"\aRETIRED\x10\x04\"\x86\x02\n" +
+	"\aRETIRED\x10\x04B\r\n" +
+	"\v_request_id\"\x86\x02\n" +
 	"\x15CreateContractRequest\x12R\n" +
 	"\x06server\x18\x01 \x01(\tB:\xbaH7r523^([a-z][a-z0-9-]{0,62}|srv_[0-9a-hjkmnp-tv-z]{26})$R\x06server\x12!\n" +
-	"\x04yaml\x18\x02 \x01(\tB\v\xbaH\br\x06\x10\x01(\x80\x80@H\x00R\x04yaml\x12/\n" +
+	"\x04yaml\x18\x02 \x01(\tB\v\xbaH\br\x06\x10\x01(\x80\x80\x10H\x00R\x04yaml\x12/\n" +
 	"\bcontract\x18\x03 \x01(\v2\x11.bulkhead.v1.JsonH\x00R\bcontract\x124\n" +
 	"\n" +
 	"request_id\x18\x04 \x01(\tB\x15\xbaH\x12r\x102\x0e^[!-~]{0,128}$R\trequestIdB\x0f\n" +
@@ -844,7 +847,7 @@ const file_bulkhead_v1_contract_service_proto_rawDesc = "" +
 	"\x14CheckContractRequest\x12R\n" +
 	"\x06server\x18\x01 \x01(\tB:\xbaH7r523^([a-z][a-z0-9-]{0,62}|srv_[0-9a-hjkmnp-tv-z]{26})$R\x06server\x12%\n" +
 	"\brevision\x18\x02 \x01(\x05B\a\xbaH\x04\x1a\x02(\x01H\x00R\brevision\x12!\n" +
-	"\x04yaml\x18\x03 \x01(\tB\v\xbaH\br\x06\x10\x01(\x80\x80@H\x00R\x04yaml\x12/\n" +
+	"\x04yaml\x18\x03 \x01(\tB\v\xbaH\br\x06\x10\x01(\x80\x80\x10H\x00R\x04yaml\x12/\n" +
 	"\bcontract\x18\x04 \x01(\v2\x11.bulkhead.v1.JsonH\x00R\bcontract\x12C\n" +
 	"\asubject\x18\x05 \x01(\v2).bulkhead.v1.CheckContractRequest.SubjectR\asubject\x12\x1e\n" +
 	"\x04tool\x18\x06 \x01(\tB\n" +
@@ -937,6 +940,7 @@ func file_bulkhead_v1_contract_service_proto_init() {
 	file_bulkhead_v1_catalog_service_proto_init()
 	file_bulkhead_v1_decision_proto_init()
 	file_bulkhead_v1_json_proto_init()
+	file_bulkhead_v1_contract_service_proto_msgTypes[0].OneofWrappers = []any{}
 	file_bulkhead_v1_contract_service_proto_msgTypes[1].OneofWrappers = []any{
 		(*CreateContractRequest_Yaml)(nil),
 		(*CreateContractRequest_Contract)(nil),

@@ -11,7 +11,6 @@ import (
 	_ "google.golang.org/genproto/googleapis/api/annotations"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
-	emptypb "google.golang.org/protobuf/types/known/emptypb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -92,6 +91,55 @@ func (Key_Role) EnumDescriptor() ([]byte, []int) {
 	return file_bulkhead_v1_key_service_proto_rawDescGZIP(), []int{0, 0}
 }
 
+type Key_State int32
+
+const (
+	Key_STATE_UNSPECIFIED Key_State = 0
+	Key_ACTIVE            Key_State = 1
+	Key_REVOKED           Key_State = 2
+)
+
+// Enum value maps for Key_State.
+var (
+	Key_State_name = map[int32]string{
+		0: "STATE_UNSPECIFIED",
+		1: "ACTIVE",
+		2: "REVOKED",
+	}
+	Key_State_value = map[string]int32{
+		"STATE_UNSPECIFIED": 0,
+		"ACTIVE":            1,
+		"REVOKED":           2,
+	}
+)
+
+func (x Key_State) Enum() *Key_State {
+	p := new(Key_State)
+	*p = x
+	return p
+}
+
+func (x Key_State) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Key_State) Descriptor() protoreflect.EnumDescriptor {
+	return file_bulkhead_v1_key_service_proto_enumTypes[1].Descriptor()
+}
+
+func (Key_State) Type() protoreflect.EnumType {
+	return &file_bulkhead_v1_key_service_proto_enumTypes[1]
+}
+
+func (x Key_State) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Key_State.Descriptor instead.
+func (Key_State) EnumDescriptor() ([]byte, []int) {
+	return file_bulkhead_v1_key_service_proto_rawDescGZIP(), []int{0, 1}
+}
+
 // Key is an API key: who holds it may call the methods of its role.
 type Key struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -111,9 +159,13 @@ type Key struct {
 	MayDecide  bool                   `protobuf:"varint,8,opt,name=may_decide,json=mayDecide,proto3" json:"may_decide,omitempty"`
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
-	RequestId  string                 `protobuf:"bytes,11,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Only in the answer that created the key.
+	RequestId *string `protobuf:"bytes,11,opt,name=request_id,json=requestId,proto3,oneof" json:"request_id,omitempty"`
 	// Only in the answer that created the key; it cannot be shown again.
-	Secret        *string `protobuf:"bytes,12,opt,name=secret,proto3,oneof" json:"secret,omitempty"`
+	Secret *string   `protobuf:"bytes,12,opt,name=secret,proto3,oneof" json:"secret,omitempty"`
+	State  Key_State `protobuf:"varint,13,opt,name=state,proto3,enum=bulkhead.v1.Key_State" json:"state,omitempty"`
+	// The actor who made it.
+	CreatedBy     string `protobuf:"bytes,14,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -219,8 +271,8 @@ func (x *Key) GetExpireTime() *timestamppb.Timestamp {
 }
 
 func (x *Key) GetRequestId() string {
-	if x != nil {
-		return x.RequestId
+	if x != nil && x.RequestId != nil {
+		return *x.RequestId
 	}
 	return ""
 }
@@ -232,12 +284,26 @@ func (x *Key) GetSecret() string {
 	return ""
 }
 
+func (x *Key) GetState() Key_State {
+	if x != nil {
+		return x.State
+	}
+	return Key_STATE_UNSPECIFIED
+}
+
+func (x *Key) GetCreatedBy() string {
+	if x != nil {
+		return x.CreatedBy
+	}
+	return ""
+}
+
 type CreateKeyRequest struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	DisplayName string                 `protobuf:"bytes,1,opt,name=display_name,json=displayName,proto3" json:"display_name,omitempty"`
 	// ADMIN, SERVICE, APPROVER or AUDITOR.
 	Role Key_Role `protobuf:"varint,2,opt,name=role,proto3,enum=bulkhead.v1.Key_Role" json:"role,omitempty"`
-	// Empty: a space of this key's own. Names one that several keys share.
+	// Empty: "default". Keys of one space speak of the same users.
 	SubjectSpace string `protobuf:"bytes,3,opt,name=subject_space,json=subjectSpace,proto3" json:"subject_space,omitempty"`
 	// Each is a user name in which * stands for any run of characters.
 	UserPatterns []string               `protobuf:"bytes,4,rep,name=user_patterns,json=userPatterns,proto3" json:"user_patterns,omitempty"`
@@ -497,7 +563,7 @@ var File_bulkhead_v1_key_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_key_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1dbulkhead/v1/key_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb3\x04\n" +
+	"\x1dbulkhead/v1/key_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcd\x05\n" +
 	"\x03Key\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12!\n" +
 	"\fdisplay_name\x18\x02 \x01(\tR\vdisplayName\x12)\n" +
@@ -512,10 +578,13 @@ const file_bulkhead_v1_key_service_proto_rawDesc = "" +
 	"createTime\x12;\n" +
 	"\vexpire_time\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"expireTime\x12\x1d\n" +
+	"expireTime\x12\"\n" +
 	"\n" +
-	"request_id\x18\v \x01(\tR\trequestId\x12\x1b\n" +
-	"\x06secret\x18\f \x01(\tH\x00R\x06secret\x88\x01\x01\"g\n" +
+	"request_id\x18\v \x01(\tH\x00R\trequestId\x88\x01\x01\x12\x1b\n" +
+	"\x06secret\x18\f \x01(\tH\x01R\x06secret\x88\x01\x01\x12,\n" +
+	"\x05state\x18\r \x01(\x0e2\x16.bulkhead.v1.Key.StateR\x05state\x12\x1d\n" +
+	"\n" +
+	"created_by\x18\x0e \x01(\tR\tcreatedBy\"g\n" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bOPERATOR\x10\x01\x12\t\n" +
@@ -523,16 +592,22 @@ const file_bulkhead_v1_key_service_proto_rawDesc = "" +
 	"\aSERVICE\x10\x03\x12\f\n" +
 	"\bAPPROVER\x10\x04\x12\v\n" +
 	"\aAUDITOR\x10\x05\x12\b\n" +
-	"\x04USER\x10\x06B\t\n" +
-	"\a_secret\"\x80\x04\n" +
+	"\x04USER\x10\x06\"7\n" +
+	"\x05State\x12\x15\n" +
+	"\x11STATE_UNSPECIFIED\x10\x00\x12\n" +
+	"\n" +
+	"\x06ACTIVE\x10\x01\x12\v\n" +
+	"\aREVOKED\x10\x02B\r\n" +
+	"\v_request_idB\t\n" +
+	"\a_secret\"\xf1\x03\n" +
 	"\x10CreateKeyRequest\x12-\n" +
 	"\fdisplay_name\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\vdisplayName\x129\n" +
-	"\x04role\x18\x02 \x01(\x0e2\x15.bulkhead.v1.Key.RoleB\x0e\xbaH\v\x82\x01\b\x18\x02\x18\x03\x18\x04\x18\x05R\x04role\x12E\n" +
-	"\rsubject_space\x18\x03 \x01(\tB \xbaH\x1dr\x1b2\x19^([a-z][a-z0-9-]{0,62})?$R\fsubjectSpace\x128\n" +
-	"\ruser_patterns\x18\x04 \x03(\tB\x13\xbaH\x10\x92\x01\r\x10d\x18\x01\"\ar\x05\x10\x01\x18\x80\x02R\fuserPatterns\x12@\n" +
-	"\aservers\x18\x05 \x03(\tB&\xbaH#\x92\x01 \x10d\x18\x01\"\x1ar\x182\x16^[a-z][a-z0-9-]{0,62}$R\aservers\x12-\n" +
-	"\bnetworks\x18\x06 \x03(\tB\x11\xbaH\x0e\x92\x01\v\x10d\x18\x01\"\x05r\x03\xe8\x01\x01R\bnetworks\x12\x1d\n" +
+	"\xbaH\ar\x05\x10\x01\x18\xc8\x01R\vdisplayName\x129\n" +
+	"\x04role\x18\x02 \x01(\x0e2\x15.bulkhead.v1.Key.RoleB\x0e\xbaH\v\x82\x01\b\x18\x02\x18\x03\x18\x04\x18\x05R\x04role\x126\n" +
+	"\rsubject_space\x18\x03 \x01(\tB\x11\xbaH\x0er\f(\x80\x012\a^[^|]*$R\fsubjectSpace\x128\n" +
+	"\ruser_patterns\x18\x04 \x03(\tB\x13\xbaH\x10\x92\x01\r\x102\x18\x01\"\ar\x05\x10\x01\x18\x80\x02R\fuserPatterns\x12@\n" +
+	"\aservers\x18\x05 \x03(\tB&\xbaH#\x92\x01 \x102\x18\x01\"\x1ar\x182\x16^[a-z][a-z0-9-]{0,62}$R\aservers\x12-\n" +
+	"\bnetworks\x18\x06 \x03(\tB\x11\xbaH\x0e\x92\x01\v\x102\x18\x01\"\x05r\x03\xe8\x01\x01R\bnetworks\x12\x1d\n" +
 	"\n" +
 	"may_decide\x18\a \x01(\bR\tmayDecide\x12;\n" +
 	"\vexpire_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
@@ -548,13 +623,13 @@ const file_bulkhead_v1_key_service_proto_rawDesc = "" +
 	"\x04keys\x18\x01 \x03(\v2\x10.bulkhead.v1.KeyR\x04keys\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"N\n" +
 	"\x10DeleteKeyRequest\x12:\n" +
-	"\x06key_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^key_[0-9a-hjkmnp-tv-z]{26}$R\x05keyId2\x99\x02\n" +
+	"\x06key_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^key_[0-9a-hjkmnp-tv-z]{26}$R\x05keyId2\x93\x02\n" +
 	"\n" +
 	"KeyService\x12Q\n" +
 	"\tCreateKey\x12\x1d.bulkhead.v1.CreateKeyRequest\x1a\x10.bulkhead.v1.Key\"\x13\x82\xd3\xe4\x93\x02\r:\x01*\"\b/v1/keys\x12Y\n" +
 	"\bListKeys\x12\x1c.bulkhead.v1.ListKeysRequest\x1a\x1d.bulkhead.v1.ListKeysResponse\"\x10\x82\xd3\xe4\x93\x02\n" +
-	"\x12\b/v1/keys\x12]\n" +
-	"\tDeleteKey\x12\x1d.bulkhead.v1.DeleteKeyRequest\x1a\x16.google.protobuf.Empty\"\x19\x82\xd3\xe4\x93\x02\x13*\x11/v1/keys/{key_id}BCZAgithub.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1;bulkheadv1b\x06proto3"
+	"\x12\b/v1/keys\x12W\n" +
+	"\tDeleteKey\x12\x1d.bulkhead.v1.DeleteKeyRequest\x1a\x10.bulkhead.v1.Key\"\x19\x82\xd3\xe4\x93\x02\x13*\x11/v1/keys/{key_id}BCZAgithub.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1;bulkheadv1b\x06proto3"
 
 var (
 	file_bulkhead_v1_key_service_proto_rawDescOnce sync.Once
@@ -568,36 +643,37 @@ func file_bulkhead_v1_key_service_proto_rawDescGZIP() []byte {
 	return file_bulkhead_v1_key_service_proto_rawDescData
 }
 
-var file_bulkhead_v1_key_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_bulkhead_v1_key_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_bulkhead_v1_key_service_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_bulkhead_v1_key_service_proto_goTypes = []any{
 	(Key_Role)(0),                 // 0: bulkhead.v1.Key.Role
-	(*Key)(nil),                   // 1: bulkhead.v1.Key
-	(*CreateKeyRequest)(nil),      // 2: bulkhead.v1.CreateKeyRequest
-	(*ListKeysRequest)(nil),       // 3: bulkhead.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),      // 4: bulkhead.v1.ListKeysResponse
-	(*DeleteKeyRequest)(nil),      // 5: bulkhead.v1.DeleteKeyRequest
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
-	(*emptypb.Empty)(nil),         // 7: google.protobuf.Empty
+	(Key_State)(0),                // 1: bulkhead.v1.Key.State
+	(*Key)(nil),                   // 2: bulkhead.v1.Key
+	(*CreateKeyRequest)(nil),      // 3: bulkhead.v1.CreateKeyRequest
+	(*ListKeysRequest)(nil),       // 4: bulkhead.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),      // 5: bulkhead.v1.ListKeysResponse
+	(*DeleteKeyRequest)(nil),      // 6: bulkhead.v1.DeleteKeyRequest
+	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
 }
 var file_bulkhead_v1_key_service_proto_depIdxs = []int32{
-	0, // 0: bulkhead.v1.Key.role:type_name -> bulkhead.v1.Key.Role
-	6, // 1: bulkhead.v1.Key.create_time:type_name -> google.protobuf.Timestamp
-	6, // 2: bulkhead.v1.Key.expire_time:type_name -> google.protobuf.Timestamp
-	0, // 3: bulkhead.v1.CreateKeyRequest.role:type_name -> bulkhead.v1.Key.Role
-	6, // 4: bulkhead.v1.CreateKeyRequest.expire_time:type_name -> google.protobuf.Timestamp
-	1, // 5: bulkhead.v1.ListKeysResponse.keys:type_name -> bulkhead.v1.Key
-	2, // 6: bulkhead.v1.KeyService.CreateKey:input_type -> bulkhead.v1.CreateKeyRequest
-	3, // 7: bulkhead.v1.KeyService.ListKeys:input_type -> bulkhead.v1.ListKeysRequest
-	5, // 8: bulkhead.v1.KeyService.DeleteKey:input_type -> bulkhead.v1.DeleteKeyRequest
-	1, // 9: bulkhead.v1.KeyService.CreateKey:output_type -> bulkhead.v1.Key
-	4, // 10: bulkhead.v1.KeyService.ListKeys:output_type -> bulkhead.v1.ListKeysResponse
-	7, // 11: bulkhead.v1.KeyService.DeleteKey:output_type -> google.protobuf.Empty
-	9, // [9:12] is the sub-list for method output_type
-	6, // [6:9] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	0,  // 0: bulkhead.v1.Key.role:type_name -> bulkhead.v1.Key.Role
+	7,  // 1: bulkhead.v1.Key.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 2: bulkhead.v1.Key.expire_time:type_name -> google.protobuf.Timestamp
+	1,  // 3: bulkhead.v1.Key.state:type_name -> bulkhead.v1.Key.State
+	0,  // 4: bulkhead.v1.CreateKeyRequest.role:type_name -> bulkhead.v1.Key.Role
+	7,  // 5: bulkhead.v1.CreateKeyRequest.expire_time:type_name -> google.protobuf.Timestamp
+	2,  // 6: bulkhead.v1.ListKeysResponse.keys:type_name -> bulkhead.v1.Key
+	3,  // 7: bulkhead.v1.KeyService.CreateKey:input_type -> bulkhead.v1.CreateKeyRequest
+	4,  // 8: bulkhead.v1.KeyService.ListKeys:input_type -> bulkhead.v1.ListKeysRequest
+	6,  // 9: bulkhead.v1.KeyService.DeleteKey:input_type -> bulkhead.v1.DeleteKeyRequest
+	2,  // 10: bulkhead.v1.KeyService.CreateKey:output_type -> bulkhead.v1.Key
+	5,  // 11: bulkhead.v1.KeyService.ListKeys:output_type -> bulkhead.v1.ListKeysResponse
+	2,  // 12: bulkhead.v1.KeyService.DeleteKey:output_type -> bulkhead.v1.Key
+	10, // [10:13] is the sub-list for method output_type
+	7,  // [7:10] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_bulkhead_v1_key_service_proto_init() }
@@ -611,7 +687,7 @@ func file_bulkhead_v1_key_service_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bulkhead_v1_key_service_proto_rawDesc), len(file_bulkhead_v1_key_service_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   1,

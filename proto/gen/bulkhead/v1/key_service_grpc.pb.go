@@ -11,7 +11,6 @@ import (
 	grpc "google.golang.org/grpc"
 	codes "google.golang.org/grpc/codes"
 	status "google.golang.org/grpc/status"
-	emptypb "google.golang.org/protobuf/types/known/emptypb"
 )
 
 // This is a compile-time assertion to ensure that this generated file
@@ -33,10 +32,11 @@ const (
 type KeyServiceClient interface {
 	// CreateKey makes a key. Its secret is shown once.
 	CreateKey(ctx context.Context, in *CreateKeyRequest, opts ...grpc.CallOption) (*Key, error)
-	// ListKeys returns the tenant's keys, newest first, without their secrets.
+	// ListKeys returns the tenant's keys, oldest first and revoked ones too, without their secrets.
 	ListKeys(ctx context.Context, in *ListKeysRequest, opts ...grpc.CallOption) (*ListKeysResponse, error)
-	// DeleteKey ends a key at once. Deleting it again is NOT_FOUND.
-	DeleteKey(ctx context.Context, in *DeleteKeyRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	// DeleteKey revokes a key at once. The row stays, so that audit entries keep
+	// their meaning; deleting it again changes nothing.
+	DeleteKey(ctx context.Context, in *DeleteKeyRequest, opts ...grpc.CallOption) (*Key, error)
 }
 
 type keyServiceClient struct {
@@ -67,9 +67,9 @@ func (c *keyServiceClient) ListKeys(ctx context.Context, in *ListKeysRequest, op
 	return out, nil
 }
 
-func (c *keyServiceClient) DeleteKey(ctx context.Context, in *DeleteKeyRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+func (c *keyServiceClient) DeleteKey(ctx context.Context, in *DeleteKeyRequest, opts ...grpc.CallOption) (*Key, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(emptypb.Empty)
+	out := new(Key)
 	err := c.cc.Invoke(ctx, KeyService_DeleteKey_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -85,10 +85,11 @@ func (c *keyServiceClient) DeleteKey(ctx context.Context, in *DeleteKeyRequest, 
 type KeyServiceServer interface {
 	// CreateKey makes a key. Its secret is shown once.
 	CreateKey(context.Context, *CreateKeyRequest) (*Key, error)
-	// ListKeys returns the tenant's keys, newest first, without their secrets.
+	// ListKeys returns the tenant's keys, oldest first and revoked ones too, without their secrets.
 	ListKeys(context.Context, *ListKeysRequest) (*ListKeysResponse, error)
-	// DeleteKey ends a key at once. Deleting it again is NOT_FOUND.
-	DeleteKey(context.Context, *DeleteKeyRequest) (*emptypb.Empty, error)
+	// DeleteKey revokes a key at once. The row stays, so that audit entries keep
+	// their meaning; deleting it again changes nothing.
+	DeleteKey(context.Context, *DeleteKeyRequest) (*Key, error)
 	mustEmbedUnimplementedKeyServiceServer()
 }
 
@@ -105,7 +106,7 @@ func (UnimplementedKeyServiceServer) CreateKey(context.Context, *CreateKeyReques
 func (UnimplementedKeyServiceServer) ListKeys(context.Context, *ListKeysRequest) (*ListKeysResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListKeys not implemented")
 }
-func (UnimplementedKeyServiceServer) DeleteKey(context.Context, *DeleteKeyRequest) (*emptypb.Empty, error) {
+func (UnimplementedKeyServiceServer) DeleteKey(context.Context, *DeleteKeyRequest) (*Key, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteKey not implemented")
 }
 func (UnimplementedKeyServiceServer) mustEmbedUnimplementedKeyServiceServer() {}

@@ -371,9 +371,10 @@ type Server struct {
 	ActiveContract *Server_ActiveContract `protobuf:"bytes,13,opt,name=active_contract,json=activeContract,proto3" json:"active_contract,omitempty"`
 	CreateTime     *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
 	UpdateTime     *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
-	RequestId      string                 `protobuf:"bytes,16,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Only in the answer that created the server.
+	RequestId     *string `protobuf:"bytes,16,opt,name=request_id,json=requestId,proto3,oneof" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Server) Reset() {
@@ -523,8 +524,8 @@ func (x *Server) GetUpdateTime() *timestamppb.Timestamp {
 }
 
 func (x *Server) GetRequestId() string {
-	if x != nil {
-		return x.RequestId
+	if x != nil && x.RequestId != nil {
+		return *x.RequestId
 	}
 	return ""
 }
@@ -1630,7 +1631,7 @@ var File_bulkhead_v1_server_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_server_service_proto_rawDesc = "" +
 	"\n" +
-	" bulkhead/v1/server_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc4\t\n" +
+	" bulkhead/v1/server_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd8\t\n" +
 	"\x06Server\x12\x1b\n" +
 	"\tserver_id\x18\x01 \x01(\tR\bserverId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -1649,9 +1650,9 @@ const file_bulkhead_v1_server_service_proto_rawDesc = "" +
 	"\vcreate_time\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"createTime\x12;\n" +
 	"\vupdate_time\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"updateTime\x12\x1d\n" +
+	"updateTime\x12\"\n" +
 	"\n" +
-	"request_id\x18\x10 \x01(\tR\trequestId\x1a'\n" +
+	"request_id\x18\x10 \x01(\tH\x01R\trequestId\x88\x01\x01\x1a'\n" +
 	"\x04Http\x12\x1f\n" +
 	"\x03url\x18\x01 \x01(\tB\r\xbaH\n" +
 	"r\b\x10\x01\x18\x80\x10\x88\x01\x01R\x03url\x1a@\n" +
@@ -1679,7 +1680,8 @@ const file_bulkhead_v1_server_service_proto_rawDesc = "" +
 	"\x06LEGACY\x10\x01\x12\n" +
 	"\n" +
 	"\x06MODERN\x10\x02B\v\n" +
-	"\ttransport\"\xee\x03\n" +
+	"\ttransportB\r\n" +
+	"\v_request_id\"\xee\x03\n" +
 	"\x13CreateServerRequest\x121\n" +
 	"\x04name\x18\x01 \x01(\tB\x1d\xbaH\x1ar\x182\x16^[a-z][a-z0-9-]{0,62}$R\x04name\x12+\n" +
 	"\fdisplay_name\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\vdisplayName\x12.\n" +

@@ -129,19 +129,88 @@ func (Connection_Transport) EnumDescriptor() ([]byte, []int) {
 	return file_bulkhead_v1_session_service_proto_rawDescGZIP(), []int{6, 0}
 }
 
+type Connection_State int32
+
+const (
+	Connection_STATE_UNSPECIFIED Connection_State = 0
+	Connection_IDENTIFIED        Connection_State = 1
+	Connection_NEGOTIATED        Connection_State = 2
+	// Ready, LEGACY era.
+	Connection_INITIALIZED Connection_State = 3
+	// Ready, MODERN era.
+	Connection_DISCOVERED Connection_State = 4
+	// Ready, and its definitions were listed.
+	Connection_CATALOGUED Connection_State = 5
+	Connection_FAILED     Connection_State = 6
+	Connection_CLOSED     Connection_State = 7
+)
+
+// Enum value maps for Connection_State.
+var (
+	Connection_State_name = map[int32]string{
+		0: "STATE_UNSPECIFIED",
+		1: "IDENTIFIED",
+		2: "NEGOTIATED",
+		3: "INITIALIZED",
+		4: "DISCOVERED",
+		5: "CATALOGUED",
+		6: "FAILED",
+		7: "CLOSED",
+	}
+	Connection_State_value = map[string]int32{
+		"STATE_UNSPECIFIED": 0,
+		"IDENTIFIED":        1,
+		"NEGOTIATED":        2,
+		"INITIALIZED":       3,
+		"DISCOVERED":        4,
+		"CATALOGUED":        5,
+		"FAILED":            6,
+		"CLOSED":            7,
+	}
+)
+
+func (x Connection_State) Enum() *Connection_State {
+	p := new(Connection_State)
+	*p = x
+	return p
+}
+
+func (x Connection_State) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Connection_State) Descriptor() protoreflect.EnumDescriptor {
+	return file_bulkhead_v1_session_service_proto_enumTypes[2].Descriptor()
+}
+
+func (Connection_State) Type() protoreflect.EnumType {
+	return &file_bulkhead_v1_session_service_proto_enumTypes[2]
+}
+
+func (x Connection_State) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Connection_State.Descriptor instead.
+func (Connection_State) EnumDescriptor() ([]byte, []int) {
+	return file_bulkhead_v1_session_service_proto_rawDescGZIP(), []int{6, 1}
+}
+
 // Session is one user's working space with a set of servers.
 type Session struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// Whose it is.
-	Subject       string                 `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`
-	Project       string                 `protobuf:"bytes,3,opt,name=project,proto3" json:"project,omitempty"`
-	State         Session_State          `protobuf:"varint,4,opt,name=state,proto3,enum=bulkhead.v1.Session_State" json:"state,omitempty"`
-	Servers       []*Session_Member      `protobuf:"bytes,5,rep,name=servers,proto3" json:"servers,omitempty"`
-	CreateTime    *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	ExpireTime    *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
-	CloseTime     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=close_time,json=closeTime,proto3" json:"close_time,omitempty"`
-	RequestId     string                 `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Subject    string                 `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`
+	Project    string                 `protobuf:"bytes,3,opt,name=project,proto3" json:"project,omitempty"`
+	State      Session_State          `protobuf:"varint,4,opt,name=state,proto3,enum=bulkhead.v1.Session_State" json:"state,omitempty"`
+	Servers    []*Session_Member      `protobuf:"bytes,5,rep,name=servers,proto3" json:"servers,omitempty"`
+	CreateTime *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	CloseTime  *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=close_time,json=closeTime,proto3" json:"close_time,omitempty"`
+	// Only in the answer that opened the session.
+	RequestId     *string  `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3,oneof" json:"request_id,omitempty"`
+	Groups        []string `protobuf:"bytes,10,rep,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -233,17 +302,24 @@ func (x *Session) GetCloseTime() *timestamppb.Timestamp {
 }
 
 func (x *Session) GetRequestId() string {
-	if x != nil {
-		return x.RequestId
+	if x != nil && x.RequestId != nil {
+		return *x.RequestId
 	}
 	return ""
+}
+
+func (x *Session) GetGroups() []string {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
 }
 
 type OpenSessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names or ids. None: all with an active contract.
 	Servers []string `protobuf:"bytes,1,rep,name=servers,proto3" json:"servers,omitempty"`
-	// From one second to seven days. Absent: 8h.
+	// From one minute to seven days. Absent: 8h.
 	Ttl *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// Makes a repeat harmless; minted when empty.
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -349,10 +425,8 @@ func (x *GetSessionRequest) GetSessionId() string {
 type ListSessionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// At most 200; 0 means 50.
-	PageSize  int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	// Absent: every state.
-	State         Session_State `protobuf:"varint,3,opt,name=state,proto3,enum=bulkhead.v1.Session_State" json:"state,omitempty"`
+	PageSize      int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -399,13 +473,6 @@ func (x *ListSessionsRequest) GetPageToken() string {
 		return x.PageToken
 	}
 	return ""
-}
-
-func (x *ListSessionsRequest) GetState() Session_State {
-	if x != nil {
-		return x.State
-	}
-	return Session_STATE_UNSPECIFIED
 }
 
 type ListSessionsResponse struct {
@@ -509,15 +576,21 @@ type Connection struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	ConnectionId string                 `protobuf:"bytes,1,opt,name=connection_id,json=connectionId,proto3" json:"connection_id,omitempty"`
 	// The server's name.
-	Server          string               `protobuf:"bytes,2,opt,name=server,proto3" json:"server,omitempty"`
-	Transport       Connection_Transport `protobuf:"varint,3,opt,name=transport,proto3,enum=bulkhead.v1.Connection_Transport" json:"transport,omitempty"`
-	Era             Server_Era           `protobuf:"varint,4,opt,name=era,proto3,enum=bulkhead.v1.Server_Era" json:"era,omitempty"`
-	ProtocolVersion string               `protobuf:"bytes,5,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
-	Isolation       Server_Isolation     `protobuf:"varint,6,opt,name=isolation,proto3,enum=bulkhead.v1.Server_Isolation" json:"isolation,omitempty"`
-	// Calls under way, of every session that shares it.
-	InFlight      int32                  `protobuf:"varint,7,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
-	CreateTime    *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	LastUseTime   *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=last_use_time,json=lastUseTime,proto3" json:"last_use_time,omitempty"`
+	Server    string               `protobuf:"bytes,2,opt,name=server,proto3" json:"server,omitempty"`
+	Transport Connection_Transport `protobuf:"varint,3,opt,name=transport,proto3,enum=bulkhead.v1.Connection_Transport" json:"transport,omitempty"`
+	State     Connection_State     `protobuf:"varint,4,opt,name=state,proto3,enum=bulkhead.v1.Connection_State" json:"state,omitempty"`
+	// Why it failed or was closed, for people.
+	Reason          string     `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	Era             Server_Era `protobuf:"varint,6,opt,name=era,proto3,enum=bulkhead.v1.Server_Era" json:"era,omitempty"`
+	ProtocolVersion string     `protobuf:"bytes,7,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
+	// Requests under way, of every session that shares it.
+	InFlight int32 `protobuf:"varint,8,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	// Whether a stream for changes is open.
+	Watching bool `protobuf:"varint,9,opt,name=watching,proto3" json:"watching,omitempty"`
+	// The time it took to connect.
+	Negotiation   *durationpb.Duration   `protobuf:"bytes,10,opt,name=negotiation,proto3" json:"negotiation,omitempty"`
+	CreateTime    *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	LastUseTime   *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=last_use_time,json=lastUseTime,proto3" json:"last_use_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -573,6 +646,20 @@ func (x *Connection) GetTransport() Connection_Transport {
 	return Connection_TRANSPORT_UNSPECIFIED
 }
 
+func (x *Connection) GetState() Connection_State {
+	if x != nil {
+		return x.State
+	}
+	return Connection_STATE_UNSPECIFIED
+}
+
+func (x *Connection) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 func (x *Connection) GetEra() Server_Era {
 	if x != nil {
 		return x.Era
@@ -587,18 +674,25 @@ func (x *Connection) GetProtocolVersion() string {
 	return ""
 }
 
-func (x *Connection) GetIsolation() Server_Isolation {
-	if x != nil {
-		return x.Isolation
-	}
-	return Server_ISOLATION_UNSPECIFIED
-}
-
 func (x *Connection) GetInFlight() int32 {
 	if x != nil {
 		return x.InFlight
 	}
 	return 0
+}
+
+func (x *Connection) GetWatching() bool {
+	if x != nil {
+		return x.Watching
+	}
+	return false
+}
+
+func (x *Connection) GetNegotiation() *durationpb.Duration {
+	if x != nil {
+		return x.Negotiation
+	}
+	return nil
 }
 
 func (x *Connection) GetCreateTime() *timestamppb.Timestamp {
@@ -761,7 +855,7 @@ var File_bulkhead_v1_session_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_session_service_proto_rawDesc = "" +
 	"\n" +
-	"!bulkhead/v1/session_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a bulkhead/v1/server_service.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9b\x04\n" +
+	"!bulkhead/v1/session_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a bulkhead/v1/server_service.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc7\x04\n" +
 	"\aSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x18\n" +
@@ -774,9 +868,11 @@ const file_bulkhead_v1_session_service_proto_rawDesc = "" +
 	"\vexpire_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"expireTime\x129\n" +
 	"\n" +
-	"close_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tcloseTime\x12\x1d\n" +
+	"close_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tcloseTime\x12\"\n" +
 	"\n" +
-	"request_id\x18\t \x01(\tR\trequestId\x1a=\n" +
+	"request_id\x18\t \x01(\tH\x00R\trequestId\x88\x01\x01\x12\x16\n" +
+	"\x06groups\x18\n" +
+	" \x03(\tR\x06groups\x1a=\n" +
 	"\x06Member\x12\x16\n" +
 	"\x06server\x18\x01 \x01(\tR\x06server\x12\x1b\n" +
 	"\tserver_id\x18\x02 \x01(\tR\bserverId\"A\n" +
@@ -785,45 +881,64 @@ const file_bulkhead_v1_session_service_proto_rawDesc = "" +
 	"\x04OPEN\x10\x01\x12\n" +
 	"\n" +
 	"\x06CLOSED\x10\x02\x12\v\n" +
-	"\aEXPIRED\x10\x03\"\xe8\x01\n" +
+	"\aEXPIRED\x10\x03B\r\n" +
+	"\v_request_id\"\xe8\x01\n" +
 	"\x12OpenSessionRequest\x12]\n" +
 	"\aservers\x18\x01 \x03(\tBC\xbaH@\x92\x01=\x10d\x18\x01\"7r523^([a-z][a-z0-9-]{0,62}|srv_[0-9a-hjkmnp-tv-z]{26})$R\aservers\x12=\n" +
 	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\x10\xbaH\r\xaa\x01\n" +
-	"\"\x04\b\x80\xf5$2\x02\b\x01R\x03ttl\x124\n" +
+	"\"\x04\b\x80\xf5$2\x02\b<R\x03ttl\x124\n" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tB\x15\xbaH\x12r\x102\x0e^[!-~]{0,128}$R\trequestId\"W\n" +
 	"\x11GetSessionRequest\x12B\n" +
 	"\n" +
-	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\"\xa3\x01\n" +
+	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\"g\n" +
 	"\x13ListSessionsRequest\x12'\n" +
 	"\tpage_size\x18\x01 \x01(\x05B\n" +
 	"\xbaH\a\x1a\x05\x18\xc8\x01(\x00R\bpageSize\x12'\n" +
 	"\n" +
-	"page_token\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\bR\tpageToken\x12:\n" +
-	"\x05state\x18\x03 \x01(\x0e2\x1a.bulkhead.v1.Session.StateB\b\xbaH\x05\x82\x01\x02\x10\x01R\x05state\"p\n" +
+	"page_token\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\bR\tpageToken\"p\n" +
 	"\x14ListSessionsResponse\x120\n" +
 	"\bsessions\x18\x01 \x03(\v2\x14.bulkhead.v1.SessionR\bsessions\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"Y\n" +
 	"\x13CloseSessionRequest\x12B\n" +
 	"\n" +
-	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\"\xfd\x03\n" +
+	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\"\xf0\x05\n" +
 	"\n" +
 	"Connection\x12#\n" +
 	"\rconnection_id\x18\x01 \x01(\tR\fconnectionId\x12\x16\n" +
 	"\x06server\x18\x02 \x01(\tR\x06server\x12?\n" +
-	"\ttransport\x18\x03 \x01(\x0e2!.bulkhead.v1.Connection.TransportR\ttransport\x12)\n" +
-	"\x03era\x18\x04 \x01(\x0e2\x17.bulkhead.v1.Server.EraR\x03era\x12)\n" +
-	"\x10protocol_version\x18\x05 \x01(\tR\x0fprotocolVersion\x12;\n" +
-	"\tisolation\x18\x06 \x01(\x0e2\x1d.bulkhead.v1.Server.IsolationR\tisolation\x12\x1b\n" +
-	"\tin_flight\x18\a \x01(\x05R\binFlight\x12;\n" +
-	"\vcreate_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"\ttransport\x18\x03 \x01(\x0e2!.bulkhead.v1.Connection.TransportR\ttransport\x123\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x1d.bulkhead.v1.Connection.StateR\x05state\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12)\n" +
+	"\x03era\x18\x06 \x01(\x0e2\x17.bulkhead.v1.Server.EraR\x03era\x12)\n" +
+	"\x10protocol_version\x18\a \x01(\tR\x0fprotocolVersion\x12\x1b\n" +
+	"\tin_flight\x18\b \x01(\x05R\binFlight\x12\x1a\n" +
+	"\bwatching\x18\t \x01(\bR\bwatching\x12;\n" +
+	"\vnegotiation\x18\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\vnegotiation\x12;\n" +
+	"\vcreate_time\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"createTime\x12>\n" +
-	"\rlast_use_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\vlastUseTime\"D\n" +
+	"\rlast_use_time\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\vlastUseTime\"D\n" +
 	"\tTransport\x12\x19\n" +
 	"\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\b\n" +
 	"\x04HTTP\x10\x01\x12\a\n" +
 	"\x03SSE\x10\x02\x12\t\n" +
-	"\x05STDIO\x10\x03\"\\\n" +
+	"\x05STDIO\x10\x03\"\x87\x01\n" +
+	"\x05State\x12\x15\n" +
+	"\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n" +
+	"\n" +
+	"IDENTIFIED\x10\x01\x12\x0e\n" +
+	"\n" +
+	"NEGOTIATED\x10\x02\x12\x0f\n" +
+	"\vINITIALIZED\x10\x03\x12\x0e\n" +
+	"\n" +
+	"DISCOVERED\x10\x04\x12\x0e\n" +
+	"\n" +
+	"CATALOGUED\x10\x05\x12\n" +
+	"\n" +
+	"\x06FAILED\x10\x06\x12\n" +
+	"\n" +
+	"\x06CLOSED\x10\a\"\\\n" +
 	"\x16ListConnectionsRequest\x12B\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\"T\n" +
@@ -849,51 +964,51 @@ func file_bulkhead_v1_session_service_proto_rawDescGZIP() []byte {
 	return file_bulkhead_v1_session_service_proto_rawDescData
 }
 
-var file_bulkhead_v1_session_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_bulkhead_v1_session_service_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_bulkhead_v1_session_service_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_bulkhead_v1_session_service_proto_goTypes = []any{
 	(Session_State)(0),              // 0: bulkhead.v1.Session.State
 	(Connection_Transport)(0),       // 1: bulkhead.v1.Connection.Transport
-	(*Session)(nil),                 // 2: bulkhead.v1.Session
-	(*OpenSessionRequest)(nil),      // 3: bulkhead.v1.OpenSessionRequest
-	(*GetSessionRequest)(nil),       // 4: bulkhead.v1.GetSessionRequest
-	(*ListSessionsRequest)(nil),     // 5: bulkhead.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),    // 6: bulkhead.v1.ListSessionsResponse
-	(*CloseSessionRequest)(nil),     // 7: bulkhead.v1.CloseSessionRequest
-	(*Connection)(nil),              // 8: bulkhead.v1.Connection
-	(*ListConnectionsRequest)(nil),  // 9: bulkhead.v1.ListConnectionsRequest
-	(*ListConnectionsResponse)(nil), // 10: bulkhead.v1.ListConnectionsResponse
-	(*Session_Member)(nil),          // 11: bulkhead.v1.Session.Member
-	(*timestamppb.Timestamp)(nil),   // 12: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 13: google.protobuf.Duration
-	(Server_Era)(0),                 // 14: bulkhead.v1.Server.Era
-	(Server_Isolation)(0),           // 15: bulkhead.v1.Server.Isolation
+	(Connection_State)(0),           // 2: bulkhead.v1.Connection.State
+	(*Session)(nil),                 // 3: bulkhead.v1.Session
+	(*OpenSessionRequest)(nil),      // 4: bulkhead.v1.OpenSessionRequest
+	(*GetSessionRequest)(nil),       // 5: bulkhead.v1.GetSessionRequest
+	(*ListSessionsRequest)(nil),     // 6: bulkhead.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),    // 7: bulkhead.v1.ListSessionsResponse
+	(*CloseSessionRequest)(nil),     // 8: bulkhead.v1.CloseSessionRequest
+	(*Connection)(nil),              // 9: bulkhead.v1.Connection
+	(*ListConnectionsRequest)(nil),  // 10: bulkhead.v1.ListConnectionsRequest
+	(*ListConnectionsResponse)(nil), // 11: bulkhead.v1.ListConnectionsResponse
+	(*Session_Member)(nil),          // 12: bulkhead.v1.Session.Member
+	(*timestamppb.Timestamp)(nil),   // 13: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 14: google.protobuf.Duration
+	(Server_Era)(0),                 // 15: bulkhead.v1.Server.Era
 }
 var file_bulkhead_v1_session_service_proto_depIdxs = []int32{
 	0,  // 0: bulkhead.v1.Session.state:type_name -> bulkhead.v1.Session.State
-	11, // 1: bulkhead.v1.Session.servers:type_name -> bulkhead.v1.Session.Member
-	12, // 2: bulkhead.v1.Session.create_time:type_name -> google.protobuf.Timestamp
-	12, // 3: bulkhead.v1.Session.expire_time:type_name -> google.protobuf.Timestamp
-	12, // 4: bulkhead.v1.Session.close_time:type_name -> google.protobuf.Timestamp
-	13, // 5: bulkhead.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
-	0,  // 6: bulkhead.v1.ListSessionsRequest.state:type_name -> bulkhead.v1.Session.State
-	2,  // 7: bulkhead.v1.ListSessionsResponse.sessions:type_name -> bulkhead.v1.Session
-	1,  // 8: bulkhead.v1.Connection.transport:type_name -> bulkhead.v1.Connection.Transport
-	14, // 9: bulkhead.v1.Connection.era:type_name -> bulkhead.v1.Server.Era
-	15, // 10: bulkhead.v1.Connection.isolation:type_name -> bulkhead.v1.Server.Isolation
-	12, // 11: bulkhead.v1.Connection.create_time:type_name -> google.protobuf.Timestamp
-	12, // 12: bulkhead.v1.Connection.last_use_time:type_name -> google.protobuf.Timestamp
-	8,  // 13: bulkhead.v1.ListConnectionsResponse.connections:type_name -> bulkhead.v1.Connection
-	3,  // 14: bulkhead.v1.SessionService.OpenSession:input_type -> bulkhead.v1.OpenSessionRequest
-	4,  // 15: bulkhead.v1.SessionService.GetSession:input_type -> bulkhead.v1.GetSessionRequest
-	5,  // 16: bulkhead.v1.SessionService.ListSessions:input_type -> bulkhead.v1.ListSessionsRequest
-	7,  // 17: bulkhead.v1.SessionService.CloseSession:input_type -> bulkhead.v1.CloseSessionRequest
-	9,  // 18: bulkhead.v1.SessionService.ListConnections:input_type -> bulkhead.v1.ListConnectionsRequest
-	2,  // 19: bulkhead.v1.SessionService.OpenSession:output_type -> bulkhead.v1.Session
-	2,  // 20: bulkhead.v1.SessionService.GetSession:output_type -> bulkhead.v1.Session
-	6,  // 21: bulkhead.v1.SessionService.ListSessions:output_type -> bulkhead.v1.ListSessionsResponse
-	2,  // 22: bulkhead.v1.SessionService.CloseSession:output_type -> bulkhead.v1.Session
-	10, // 23: bulkhead.v1.SessionService.ListConnections:output_type -> bulkhead.v1.ListConnectionsResponse
+	12, // 1: bulkhead.v1.Session.servers:type_name -> bulkhead.v1.Session.Member
+	13, // 2: bulkhead.v1.Session.create_time:type_name -> google.protobuf.Timestamp
+	13, // 3: bulkhead.v1.Session.expire_time:type_name -> google.protobuf.Timestamp
+	13, // 4: bulkhead.v1.Session.close_time:type_name -> google.protobuf.Timestamp
+	14, // 5: bulkhead.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
+	3,  // 6: bulkhead.v1.ListSessionsResponse.sessions:type_name -> bulkhead.v1.Session
+	1,  // 7: bulkhead.v1.Connection.transport:type_name -> bulkhead.v1.Connection.Transport
+	2,  // 8: bulkhead.v1.Connection.state:type_name -> bulkhead.v1.Connection.State
+	15, // 9: bulkhead.v1.Connection.era:type_name -> bulkhead.v1.Server.Era
+	14, // 10: bulkhead.v1.Connection.negotiation:type_name -> google.protobuf.Duration
+	13, // 11: bulkhead.v1.Connection.create_time:type_name -> google.protobuf.Timestamp
+	13, // 12: bulkhead.v1.Connection.last_use_time:type_name -> google.protobuf.Timestamp
+	9,  // 13: bulkhead.v1.ListConnectionsResponse.connections:type_name -> bulkhead.v1.Connection
+	4,  // 14: bulkhead.v1.SessionService.OpenSession:input_type -> bulkhead.v1.OpenSessionRequest
+	5,  // 15: bulkhead.v1.SessionService.GetSession:input_type -> bulkhead.v1.GetSessionRequest
+	6,  // 16: bulkhead.v1.SessionService.ListSessions:input_type -> bulkhead.v1.ListSessionsRequest
+	8,  // 17: bulkhead.v1.SessionService.CloseSession:input_type -> bulkhead.v1.CloseSessionRequest
+	10, // 18: bulkhead.v1.SessionService.ListConnections:input_type -> bulkhead.v1.ListConnectionsRequest
+	3,  // 19: bulkhead.v1.SessionService.OpenSession:output_type -> bulkhead.v1.Session
+	3,  // 20: bulkhead.v1.SessionService.GetSession:output_type -> bulkhead.v1.Session
+	7,  // 21: bulkhead.v1.SessionService.ListSessions:output_type -> bulkhead.v1.ListSessionsResponse
+	3,  // 22: bulkhead.v1.SessionService.CloseSession:output_type -> bulkhead.v1.Session
+	11, // 23: bulkhead.v1.SessionService.ListConnections:output_type -> bulkhead.v1.ListConnectionsResponse
 	19, // [19:24] is the sub-list for method output_type
 	14, // [14:19] is the sub-list for method input_type
 	14, // [14:14] is the sub-list for extension type_name
@@ -907,12 +1022,13 @@ func file_bulkhead_v1_session_service_proto_init() {
 		return
 	}
 	file_bulkhead_v1_server_service_proto_init()
+	file_bulkhead_v1_session_service_proto_msgTypes[0].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bulkhead_v1_session_service_proto_rawDesc), len(file_bulkhead_v1_session_service_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -37,7 +37,7 @@ type SessionServiceClient interface {
 	OpenSession(ctx context.Context, in *OpenSessionRequest, opts ...grpc.CallOption) (*Session, error)
 	// GetSession returns one session of the caller's user.
 	GetSession(ctx context.Context, in *GetSessionRequest, opts ...grpc.CallOption) (*Session, error)
-	// ListSessions returns the user's sessions, newest first.
+	// ListSessions returns the user's sessions, oldest first.
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
 	// CloseSession ends a session: nothing is dispatched in it any more, its
 	// connections close. Closing it again changes nothing.
@@ -115,7 +115,7 @@ type SessionServiceServer interface {
 	OpenSession(context.Context, *OpenSessionRequest) (*Session, error)
 	// GetSession returns one session of the caller's user.
 	GetSession(context.Context, *GetSessionRequest) (*Session, error)
-	// ListSessions returns the user's sessions, newest first.
+	// ListSessions returns the user's sessions, oldest first.
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
 	// CloseSession ends a session: nothing is dispatched in it any more, its
 	// connections close. Closing it again changes nothing.

@@ -80,7 +80,8 @@ type Tenant struct {
 	DisplayName string                 `protobuf:"bytes,2,opt,name=display_name,json=displayName,proto3" json:"display_name,omitempty"`
 	State       Tenant_State           `protobuf:"varint,3,opt,name=state,proto3,enum=bulkhead.v1.Tenant_State" json:"state,omitempty"`
 	CreateTime  *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	RequestId   string                 `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Only in the answer that created the tenant.
+	RequestId *string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3,oneof" json:"request_id,omitempty"`
 	// Only in the answer that created the tenant; it cannot be shown again.
 	AdminKey      *string `protobuf:"bytes,6,opt,name=admin_key,json=adminKey,proto3,oneof" json:"admin_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -146,8 +147,8 @@ func (x *Tenant) GetCreateTime() *timestamppb.Timestamp {
 }
 
 func (x *Tenant) GetRequestId() string {
-	if x != nil {
-		return x.RequestId
+	if x != nil && x.RequestId != nil {
+		return *x.RequestId
 	}
 	return ""
 }
@@ -365,26 +366,27 @@ var File_bulkhead_v1_tenant_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_tenant_service_proto_rawDesc = "" +
 	"\n" +
-	" bulkhead/v1/tenant_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc0\x02\n" +
+	" bulkhead/v1/tenant_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd4\x02\n" +
 	"\x06Tenant\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12!\n" +
 	"\fdisplay_name\x18\x02 \x01(\tR\vdisplayName\x12/\n" +
 	"\x05state\x18\x03 \x01(\x0e2\x19.bulkhead.v1.Tenant.StateR\x05state\x12;\n" +
 	"\vcreate_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"createTime\x12\x1d\n" +
+	"createTime\x12\"\n" +
 	"\n" +
-	"request_id\x18\x05 \x01(\tR\trequestId\x12 \n" +
-	"\tadmin_key\x18\x06 \x01(\tH\x00R\badminKey\x88\x01\x01\"9\n" +
+	"request_id\x18\x05 \x01(\tH\x00R\trequestId\x88\x01\x01\x12 \n" +
+	"\tadmin_key\x18\x06 \x01(\tH\x01R\badminKey\x88\x01\x01\"9\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\n" +
 	"\n" +
 	"\x06ACTIVE\x10\x01\x12\r\n" +
-	"\tSUSPENDED\x10\x02B\f\n" +
+	"\tSUSPENDED\x10\x02B\r\n" +
+	"\v_request_idB\f\n" +
 	"\n" +
 	"_admin_key\"z\n" +
 	"\x13CreateTenantRequest\x12-\n" +
 	"\fdisplay_name\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\vdisplayName\x124\n" +
+	"\xbaH\ar\x05\x10\x01\x18\xc8\x01R\vdisplayName\x124\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tB\x15\xbaH\x12r\x102\x0e^[!-~]{0,128}$R\trequestId\"T\n" +
 	"\x10GetTenantRequest\x12@\n" +

@@ -35,7 +35,7 @@ type TenantServiceClient interface {
 	CreateTenant(ctx context.Context, in *CreateTenantRequest, opts ...grpc.CallOption) (*Tenant, error)
 	// GetTenant returns one tenant.
 	GetTenant(ctx context.Context, in *GetTenantRequest, opts ...grpc.CallOption) (*Tenant, error)
-	// ListTenants returns tenants, newest first.
+	// ListTenants returns tenants, oldest first.
 	ListTenants(ctx context.Context, in *ListTenantsRequest, opts ...grpc.CallOption) (*ListTenantsResponse, error)
 }
 
@@ -88,7 +88,7 @@ type TenantServiceServer interface {
 	CreateTenant(context.Context, *CreateTenantRequest) (*Tenant, error)
 	// GetTenant returns one tenant.
 	GetTenant(context.Context, *GetTenantRequest) (*Tenant, error)
-	// ListTenants returns tenants, newest first.
+	// ListTenants returns tenants, oldest first.
 	ListTenants(context.Context, *ListTenantsRequest) (*ListTenantsResponse, error)
 	mustEmbedUnimplementedTenantServiceServer()
 }
