@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -221,41 +222,11 @@ func TestCancelledWhileDelayed(t *testing.T) {
 }
 
 func TestListChanged(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		legacy bool
-	}{{"modern", false}, {"legacy", true}} {
-		t.Run(tt.name, func(t *testing.T) {
-			s := start(t, Options{LegacyOnly: tt.legacy})
-			c := connect(t, s, tt.legacy)
-			changed := make(chan struct{}, 100)
-			c.OnNotification(func(n mcp.JSONRPCNotification) {
-				if n.Method == mcp.MethodNotificationToolsListChanged {
-					changed <- struct{}{}
-				}
-			})
-			if !tt.legacy {
-				stop, err := c.ListenAsync(t.Context(), mcp.SubscriptionFilter{ToolsListChanged: true}, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer stop()
-			}
-			// The stream may not be up yet, so change until it is heard of.
-			heard := false
-			for i := 0; !heard && i < 200; i++ {
-				if err := s.Describe(GetAvailability, "Now described otherwise."); err != nil {
-					t.Fatal(err)
-				}
-				select {
-				case <-changed:
-					heard = true
-				case <-time.After(25 * time.Millisecond):
-				}
-			}
-			if !heard {
-				t.Fatal("no list_changed arrived")
-			}
+	for _, legacy := range []bool{false, true} {
+		t.Run(fmt.Sprintf("legacy %v", legacy), func(t *testing.T) {
+			s := start(t, Options{LegacyOnly: legacy})
+			c := connect(t, s, legacy)
+			changed := listen(t, s, c)
 			if err := s.AddTool("wipe_calendar", "Removes everything."); err != nil {
 				t.Fatal(err)
 			}
@@ -329,27 +300,51 @@ func TestGeneratedTools(t *testing.T) {
 	}
 }
 
-// TestCloseLetsCallsFinish closes while a call runs and a stream is open: the
-// stream ends at once, the call is answered.
+// TestCloseLetsCallsFinish closes while a call runs and a stream is open. The
+// stream ends at once, or Close would wait for it as long as the grace; the call
+// is answered.
 func TestCloseLetsCallsFinish(t *testing.T) {
-	s := start(t, Options{Grace: time.Minute, Faults: map[string]Fault{CreateDraftEvent: {DelayBefore: 200 * time.Millisecond}}})
-	c := connect(t, s, false)
-	stop, err := c.ListenAsync(t.Context(), mcp.SubscriptionFilter{ToolsListChanged: true}, nil)
-	if err != nil {
-		t.Fatal(err)
+	for _, legacy := range []bool{false, true} {
+		t.Run(fmt.Sprintf("legacy %v", legacy), func(t *testing.T) {
+			s := start(t, Options{Grace: time.Hour, LegacyOnly: legacy})
+			listener, c := connect(t, s, legacy), connect(t, s, false)
+			listen(t, s, listener)
+			s.SetFault(CreateDraftEvent, Fault{DelayBefore: 200 * time.Millisecond})
+			done := make(chan error, 1)
+			go func() {
+				_, _, err := call(t.Context(), c, CreateDraftEvent, reviewDraft)
+				done <- err
+			}()
+			await(t, func() bool { return s.Arrivals(CreateDraftEvent) == 1 })
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; err != nil {
+				t.Errorf("the running call was cut off: %v", err)
+			}
+		})
 	}
-	defer stop()
-	done := make(chan error, 1)
-	go func() {
-		_, _, err := call(t.Context(), c, CreateDraftEvent, reviewDraft)
-		done <- err
-	}()
-	await(t, func() bool { return s.Arrivals(CreateDraftEvent) == 1 })
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
+}
+
+// TestCloseWaitsForHandlers holds a handler past the end of everything else.
+func TestCloseWaitsForHandlers(t *testing.T) {
+	s := start(t, Options{})
+	if !s.enter() {
+		t.Fatal("a running server takes no request")
 	}
-	if err := <-done; err != nil {
-		t.Errorf("the running call was cut off: %v", err)
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	<-s.served
+	await(t, func() bool { return s.stopped() })
+	select {
+	case <-closed:
+		t.Error("closed while a handler ran")
+	case <-time.After(50 * time.Millisecond): // time for a Close that does not wait to return
+	}
+	s.handlers.Done()
+	<-closed
+	if s.enter() {
+		t.Error("a closed server takes a request")
 	}
 }
 
@@ -460,6 +455,45 @@ func do(t *testing.T, method, url, body string, change func(*http.Request)) (sta
 		t.Fatal(err)
 	}
 	return res.StatusCode, string(b)
+}
+
+// listen opens the client's event stream and returns what it hears of changed
+// tools. The stream is up when listen returns.
+func listen(t *testing.T, s *Server, c *client.Client) <-chan struct{} {
+	t.Helper()
+	changed := make(chan struct{}, 1000)
+	c.OnNotification(func(n mcp.JSONRPCNotification) {
+		if n.Method == mcp.MethodNotificationToolsListChanged {
+			changed <- struct{}{}
+		}
+	})
+	if c.ProtocolVersion() == mcp.ProtocolVersion20260728 {
+		stop, err := c.ListenAsync(t.Context(), mcp.SubscriptionFilter{ToolsListChanged: true}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(stop)
+	}
+	// Nothing tells that the stream is up but a change that is heard.
+	await(t, func() bool {
+		if err := s.Describe(GetAvailability, "Now described otherwise."); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-changed:
+			return true
+		case <-time.After(25 * time.Millisecond):
+			return false
+		}
+	})
+	return changed
+}
+
+// stopped reports whether Close is past waiting for connections.
+func (s *Server) stopped() bool {
+	s.handlersMu.Lock()
+	defer s.handlersMu.Unlock()
+	return s.handlersEnded
 }
 
 // await polls until ok; the test's own deadline ends it.
