@@ -69,6 +69,10 @@ func At(prefix, path string) string {
 	return prefix + "." + path
 }
 
+// Member returns the path of a member of the object at path, quoting a name that
+// is no plain word and cutting a long one.
+func Member(path, name string) string { return At(path, memberStep(name)) }
+
 // Args returns the args-1 form of one JSON value. The result shares no memory
 // with raw. An error is an *Error.
 func Args(raw []byte) ([]byte, error) { return canonical(raw, false) }
@@ -131,17 +135,15 @@ func digest(prefix string, canon []byte) string {
 
 // member puts one object member in front of the path.
 func (e *Error) member(name []byte) *Error {
-	e.Path = join(memberStep(string(name)), e.Path)
+	e.Path = At(memberStep(string(name)), e.Path)
 	return e
 }
 
 // element puts one array index in front of the path.
 func (e *Error) element(i int) *Error {
-	e.Path = join("["+strconv.Itoa(i)+"]", e.Path)
+	e.Path = At("["+strconv.Itoa(i)+"]", e.Path)
 	return e
 }
-
-func join(step, rest string) string { return At(step, rest) }
 
 // maxStep bounds how much of a foreign name goes into a path.
 const maxStep = 64
