@@ -27,7 +27,7 @@ const (
 	// maxCost ends an evaluation. It is also the most that a rule may be
 	// estimated to cost when each list, map and string it reads has sizeHint
 	// entries or characters.
-	maxCost  = 1_000_000
+	maxCost  = 500_000
 	sizeHint = 64
 	// maxTime ends a rule with loops on a machine so slow that the cost did not.
 	maxTime = time.Second
