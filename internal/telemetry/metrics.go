@@ -1,0 +1,154 @@
+package telemetry
+
+import (
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Metrics are the product's metrics. It is safe for concurrent use.
+//
+// Labels are tenant, server and words of the program, never a user, session,
+// call or address. Tenants, pairs of tenant and server, and words are counted;
+// past a bound they become "other", so that no caller decides how many series
+// there are.
+type Metrics struct {
+	registry *prometheus.Registry
+	bounds   *bounds
+
+	requests      *prometheus.CounterVec
+	requestTime   *prometheus.HistogramVec
+	calls         *prometheus.CounterVec
+	callTime      *prometheus.HistogramVec
+	consents      *prometheus.CounterVec
+	refreshes     *prometheus.CounterVec
+	connections   *prometheus.GaugeVec
+	refusals      *prometheus.CounterVec
+	sealLag       *prometheus.GaugeVec
+	security      *prometheus.CounterVec
+	redisUp       prometheus.Gauge
+	limitedByRate *prometheus.CounterVec
+}
+
+// callBuckets reach from a local read to the ceiling of a call, in seconds.
+var callBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
+
+// NewMetrics returns metrics in a registry of their own, with those of the Go
+// runtime and the process.
+func NewMetrics() *Metrics {
+	m := &Metrics{registry: prometheus.NewRegistry(), bounds: newBounds()}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "bulkhead", Name: name, Help: help}, labels)
+	}
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "bulkhead", Name: name, Help: help}, labels)
+	}
+	histogram := func(name, help string, labels ...string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "bulkhead", Name: name, Help: help, Buckets: callBuckets}, labels)
+	}
+	m.requests = counter("requests_total", "Requests at the edge, by method and code.", "method", "code")
+	m.requestTime = histogram("request_duration_seconds", "Time of a request at the edge.", "method")
+	m.calls = counter("calls_total", "Calls that reached a state, by tenant, server and state.", "tenant", "server", "state")
+	m.callTime = histogram("call_duration_seconds", "Time from proposal to the final state of a call.", "tenant", "server")
+	m.consents = counter("consents_total", "Consents that reached a state, by tenant.", "tenant", "state")
+	m.refreshes = counter("catalog_refreshes_total", "Listings of a server's definitions, by outcome.", "tenant", "server", "outcome")
+	m.connections = gauge("connections", "Open connections to servers.", "tenant", "server")
+	m.refusals = counter("egress_refusals_total", "Outbound requests that policy refused, by reason.", "tenant", "reason")
+	m.sealLag = gauge("audit_seal_lag_seconds", "Age of the oldest audit entry that has no place in the chain yet.", "tenant")
+	m.security = counter("security_events_total", "Events a security team wants to see, by kind.", "tenant", "kind")
+	m.limitedByRate = counter("rate_limited_total", "Requests refused by a rate limit.", "tenant")
+	m.redisUp = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "bulkhead", Name: "redis_up", Help: "1 while Redis answers."})
+	m.registry.MustRegister(
+		m.requests, m.requestTime, m.calls, m.callTime, m.consents, m.refreshes, m.connections, m.refusals,
+		m.sealLag, m.security, m.limitedByRate, m.redisUp,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// Handler serves the metrics. A scrape that fails is logged.
+func (m *Metrics) Handler(log *slog.Logger) http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+		MaxRequestsInFlight: 4,
+		Timeout:             10 * time.Second,
+		ErrorLog:            slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	})
+}
+
+// Request counts a request at the edge: the method is a name of the API, the
+// code a name of a gRPC code.
+func (m *Metrics) Request(method, code string, took time.Duration) {
+	method = m.bounds.method(method)
+	m.requests.WithLabelValues(method, m.bounds.word(code)).Inc()
+	m.requestTime.WithLabelValues(method).Observe(took.Seconds())
+}
+
+// CallState counts a call that reached a state.
+func (m *Metrics) CallState(tenant, server, state string) {
+	tenant, server = m.bounds.pair(tenant, server)
+	m.calls.WithLabelValues(tenant, server, m.bounds.word(state)).Inc()
+}
+
+// CallTook records the time from proposal to final state.
+func (m *Metrics) CallTook(tenant, server string, took time.Duration) {
+	tenant, server = m.bounds.pair(tenant, server)
+	m.callTime.WithLabelValues(tenant, server).Observe(took.Seconds())
+}
+
+// ConsentState counts a consent that reached a state.
+func (m *Metrics) ConsentState(tenant, state string) {
+	m.consents.WithLabelValues(m.bounds.tenant(tenant), m.bounds.word(state)).Inc()
+}
+
+// CatalogRefresh counts a listing of definitions by its outcome, such as
+// "changed", "same" or "failed".
+func (m *Metrics) CatalogRefresh(tenant, server, outcome string) {
+	tenant, server = m.bounds.pair(tenant, server)
+	m.refreshes.WithLabelValues(tenant, server, m.bounds.word(outcome)).Inc()
+}
+
+// ConnectionOpened adds an open connection, which ConnectionClosed takes away.
+func (m *Metrics) ConnectionOpened(tenant, server string) {
+	tenant, server = m.bounds.pair(tenant, server)
+	m.connections.WithLabelValues(tenant, server).Inc()
+}
+
+// ConnectionClosed takes one away that ConnectionOpened added.
+func (m *Metrics) ConnectionClosed(tenant, server string) {
+	tenant, server = m.bounds.pair(tenant, server)
+	m.connections.WithLabelValues(tenant, server).Dec()
+}
+
+// EgressRefused counts an outbound request that policy refused.
+func (m *Metrics) EgressRefused(tenant, reason string) {
+	m.refusals.WithLabelValues(m.bounds.tenant(tenant), m.bounds.word(reason)).Inc()
+}
+
+// AuditSealLag records the age of the tenant's oldest unsealed entry, zero when
+// there is none.
+func (m *Metrics) AuditSealLag(tenant string, age time.Duration) {
+	m.sealLag.WithLabelValues(m.bounds.tenant(tenant)).Set(age.Seconds())
+}
+
+// SecurityEvent counts an event such as "key_refused" or "definition_changed".
+// The tenant is empty where none is known.
+func (m *Metrics) SecurityEvent(tenant, kind string) {
+	m.security.WithLabelValues(m.bounds.tenant(tenant), m.bounds.word(kind)).Inc()
+}
+
+// RateLimited counts a request refused by a rate limit.
+func (m *Metrics) RateLimited(tenant string) {
+	m.limitedByRate.WithLabelValues(m.bounds.tenant(tenant)).Inc()
+}
+
+// RedisUp records whether Redis answers.
+func (m *Metrics) RedisUp(up bool) {
+	if up {
+		m.redisUp.Set(1)
+		return
+	}
+	m.redisUp.Set(0)
+}
