@@ -24,6 +24,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -257,14 +258,7 @@ func (e Entry) check() error {
 }
 
 // isText reports whether the database takes s as text.
-func isText(s string) bool {
-	for i := range len(s) {
-		if s[i] == 0 {
-			return false
-		}
-	}
-	return utf8.ValidString(s)
-}
+func isText(s string) bool { return strings.IndexByte(s, 0) < 0 && utf8.ValidString(s) }
 
 func isKind(s string) bool {
 	if len(s) > maxKind {

@@ -286,8 +286,8 @@ func (l *Log) extend(t tenant.ID, h *head, entries []link, u urgency) (cs []Chec
 const placeSQL = `
 UPDATE audit_entries e
    SET sequence = p.sequence, previous_digest = p.previous_digest, digest = p.digest
-  FROM unnest($2::text[], $3::bigint[], $4::text[], $5::text[]) AS p (audit_entry_id, sequence, previous_digest, digest)
- WHERE e.tenant_id = $1 AND e.audit_entry_id = p.audit_entry_id AND e.sequence IS NULL`
+  FROM unnest($2::bigint[], $3::bigint[], $4::text[], $5::text[]) AS p (ordinal, sequence, previous_digest, digest)
+ WHERE e.tenant_id = $1 AND e.ordinal = p.ordinal AND e.sequence IS NULL`
 
 // A checkpoint that exists for a sequence is never replaced: if the chain was
 // cut and grew again, the old one is the evidence.
@@ -303,13 +303,13 @@ UPDATE audit_heads
 
 func store(ctx context.Context, tx tenant.Tx, h head, entries []link, cs []Checkpoint) error {
 	n := len(entries)
-	ids, sequences := make([]string, n), make([]int64, n)
+	ordinals, sequences := make([]int64, n), make([]int64, n)
 	previous, digests := make([]string, n), make([]string, n)
 	for i, e := range entries {
-		ids[i], sequences[i], previous[i], digests[i] = e.ID, e.Sequence, e.PreviousDigest, e.Digest
+		ordinals[i], sequences[i], previous[i], digests[i] = e.Ordinal, e.Sequence, e.PreviousDigest, e.Digest
 	}
 	b := &pgx.Batch{}
-	b.Queue(placeSQL, tx.Tenant(), ids, sequences, previous, digests)
+	b.Queue(placeSQL, tx.Tenant(), ordinals, sequences, previous, digests)
 	for _, c := range cs {
 		b.Queue(checkpointSQL, tx.Tenant(), c.Sequence, c.Digest, c.KeyID, c.Signature, c.Time)
 	}

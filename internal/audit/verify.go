@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -181,16 +182,16 @@ func (v *verifier) begin(ctx context.Context) error {
 	})
 }
 
-// sealed walks the chain. The id is part of the key of a page because a
+// sealed walks the chain. The ordinal is part of the key of a page because a
 // duplicate sequence must not hide at its edge.
 func (v *verifier) sealed(ctx context.Context) error {
 	const sql = recordColumns + `
-   AND sequence IS NOT NULL AND sequence <= $2 AND (sequence, audit_entry_id) > ($3, $4)
- ORDER BY sequence, audit_entry_id
+   AND sequence IS NOT NULL AND sequence <= $2 AND (sequence, ordinal) > ($3, $4)
+ ORDER BY sequence, ordinal
  LIMIT $5`
-	afterSeq, afterID := int64(-1<<63), ""
+	afterSeq, afterOrdinal := int64(math.MinInt64), int64(math.MinInt64)
 	for {
-		rows, err := v.l.readRows(ctx, v.tenant, sql, []any{v.tenant, v.end, afterSeq, afterID, verifyPage})
+		rows, err := v.l.readRows(ctx, v.tenant, sql, []any{v.tenant, v.end, afterSeq, afterOrdinal, verifyPage})
 		if err != nil {
 			return err
 		}
@@ -202,7 +203,7 @@ func (v *verifier) sealed(ctx context.Context) error {
 		if len(rows) < verifyPage {
 			return nil
 		}
-		afterSeq, afterID = rows[len(rows)-1].Sequence, rows[len(rows)-1].ID
+		afterSeq, afterOrdinal = rows[len(rows)-1].Sequence, rows[len(rows)-1].Ordinal
 	}
 }
 
@@ -395,7 +396,7 @@ func (v *verifier) unsealed(ctx context.Context) error {
    AND sequence IS NULL AND ordinal > $2 AND ordinal <= $3
  ORDER BY ordinal
  LIMIT $4`
-	after := int64(-1 << 63)
+	after := int64(math.MinInt64)
 	for {
 		rows, err := v.l.readRows(ctx, v.tenant, sql, []any{v.tenant, after, v.arrived, verifyPage})
 		if err != nil {

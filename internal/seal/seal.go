@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"sync"
 )
 
 // KeySize is the size in bytes of key-encryption keys and data keys.
@@ -76,7 +77,14 @@ type DataKey struct {
 type dataSecret struct {
 	root [KeySize]byte
 	aead *box
+
+	mu   sync.RWMutex
+	macs map[string][]byte // subkeys by purpose; at most maxPurposes
 }
+
+// maxPurposes bounds the subkeys kept in memory; a further one is derived each
+// time. Purposes are words of the program, a handful.
+const maxPurposes = 16
 
 // Labels keep apart what is derived from one root.
 const (
@@ -93,7 +101,7 @@ func newDataKey(root []byte) (*DataKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &dataSecret{aead: b}
+	s := &dataSecret{aead: b, macs: map[string][]byte{}}
 	copy(s.root[:], root)
 	return &DataKey{secret: func() *dataSecret { return s }}, nil
 }
@@ -118,9 +126,25 @@ func (k *DataKey) Open(sealed, aad []byte) ([]byte, error) {
 // MAC returns HMAC-SHA256 of data under a subkey that HKDF derives for
 // purpose, so that digests of one purpose mean nothing for another.
 func (k *DataKey) MAC(purpose string, data []byte) []byte {
-	m := hmac.New(sha256.New, expand(k.secret().root[:], labelMAC, purpose))
+	m := hmac.New(sha256.New, k.secret().macKey(purpose))
 	m.Write(data)
 	return m.Sum(nil)
+}
+
+func (s *dataSecret) macKey(purpose string) []byte {
+	s.mu.RLock()
+	key, ok := s.macs[purpose]
+	s.mu.RUnlock()
+	if ok {
+		return key
+	}
+	key = expand(s.root[:], labelMAC, purpose)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.macs) < maxPurposes {
+		s.macs[purpose] = key
+	}
+	return key
 }
 
 // DeriveSeed returns 32 bytes derived by HKDF-SHA256 (RFC 5869) from key for

@@ -142,6 +142,24 @@ func TestDataKey_MACDependsOnKeyPurposeAndData(t *testing.T) {
 	}
 }
 
+func TestDataKey_MACKeepsABoundedNumberOfSubkeys(t *testing.T) {
+	t.Parallel()
+	k := mustKey(t)
+	first := map[string][]byte{}
+	for i := range 2 * maxPurposes {
+		p := fmt.Sprint(i)
+		first[p] = k.MAC(p, []byte("data"))
+	}
+	for p, want := range first {
+		if !bytes.Equal(k.MAC(p, []byte("data")), want) {
+			t.Errorf("purpose %s gives another MAC the second time", p)
+		}
+	}
+	if n := len(k.secret().macs); n != maxPurposes {
+		t.Errorf("%d subkeys in memory", n)
+	}
+}
+
 func TestRing_WrappedKeyIsBoundToKeyAndAAD(t *testing.T) {
 	t.Parallel()
 	ctx, aad := t.Context(), AAD("tenant", "ten_1")
