@@ -30,7 +30,7 @@ const (
 	maxCost  = 500_000
 	sizeHint = 64
 	// maxTime ends a rule with loops on a machine so slow that the cost did not.
-	maxTime = time.Second
+	maxTime = 5 * time.Second
 	// checkEvery is the number of loop steps between looks at the clock.
 	checkEvery = 100
 )
