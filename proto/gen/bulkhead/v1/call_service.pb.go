@@ -944,13 +944,17 @@ func (x *Call_Question) GetUrl() string {
 type Call_Attempt struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1, 2, 3 …
-	Number          int32                  `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	Phase           Call_Attempt_Phase     `protobuf:"varint,2,opt,name=phase,proto3,enum=bulkhead.v1.Call_Attempt_Phase" json:"phase,omitempty"`
-	StartTime       *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
-	EndTime         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=end_time,json=endTime,proto3" json:"end_time,omitempty"`
-	ProtocolVersion string                 `protobuf:"bytes,5,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
-	// Absent when the attempt succeeded or is under way.
-	Error         *Call_Error `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	Number    int32                  `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	Phase     Call_Attempt_Phase     `protobuf:"varint,2,opt,name=phase,proto3,enum=bulkhead.v1.Call_Attempt_Phase" json:"phase,omitempty"`
+	StartTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	// Absent while it is under way.
+	EndTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=end_time,json=endTime,proto3" json:"end_time,omitempty"`
+	// How it ended, a stable word; empty while it is under way.
+	Outcome string `protobuf:"bytes,5,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	// For people.
+	Detail string `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
+	// Whether its answer came too late to count and was kept as evidence only.
+	Evidence      bool `protobuf:"varint,7,opt,name=evidence,proto3" json:"evidence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1013,18 +1017,25 @@ func (x *Call_Attempt) GetEndTime() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *Call_Attempt) GetProtocolVersion() string {
+func (x *Call_Attempt) GetOutcome() string {
 	if x != nil {
-		return x.ProtocolVersion
+		return x.Outcome
 	}
 	return ""
 }
 
-func (x *Call_Attempt) GetError() *Call_Error {
+func (x *Call_Attempt) GetDetail() string {
 	if x != nil {
-		return x.Error
+		return x.Detail
 	}
-	return nil
+	return ""
+}
+
+func (x *Call_Attempt) GetEvidence() bool {
+	if x != nil {
+		return x.Evidence
+	}
+	return false
 }
 
 // Timings are where the time went. They do not add up to the whole.
@@ -1255,7 +1266,7 @@ var File_bulkhead_v1_call_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1ebulkhead/v1/call_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf2\x13\n" +
+	"\x1ebulkhead/v1/call_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe6\x13\n" +
 	"\x04Call\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\tR\x06callId\x12\x1d\n" +
 	"\n" +
@@ -1292,15 +1303,16 @@ const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"consent_id\x18\x01 \x01(\tR\tconsentId\x12;\n" +
 	"\vexpire_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"expireTime\x12\x10\n" +
-	"\x03url\x18\x03 \x01(\tR\x03url\x1a\xf0\x02\n" +
+	"\x03url\x18\x03 \x01(\tR\x03url\x1a\xe4\x02\n" +
 	"\aAttempt\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x05R\x06number\x125\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1f.bulkhead.v1.Call.Attempt.PhaseR\x05phase\x129\n" +
 	"\n" +
 	"start_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x125\n" +
-	"\bend_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12)\n" +
-	"\x10protocol_version\x18\x05 \x01(\tR\x0fprotocolVersion\x12-\n" +
-	"\x05error\x18\x06 \x01(\v2\x17.bulkhead.v1.Call.ErrorR\x05error\"J\n" +
+	"\bend_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12\x18\n" +
+	"\aoutcome\x18\x05 \x01(\tR\aoutcome\x12\x16\n" +
+	"\x06detail\x18\x06 \x01(\tR\x06detail\x12\x1a\n" +
+	"\bevidence\x18\a \x01(\bR\bevidence\"J\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bNOT_SENT\x10\x01\x12\x0e\n" +
@@ -1451,27 +1463,26 @@ var file_bulkhead_v1_call_service_proto_depIdxs = []int32{
 	3,  // 21: bulkhead.v1.Call.Attempt.phase:type_name -> bulkhead.v1.Call.Attempt.Phase
 	19, // 22: bulkhead.v1.Call.Attempt.start_time:type_name -> google.protobuf.Timestamp
 	19, // 23: bulkhead.v1.Call.Attempt.end_time:type_name -> google.protobuf.Timestamp
-	14, // 24: bulkhead.v1.Call.Attempt.error:type_name -> bulkhead.v1.Call.Error
-	20, // 25: bulkhead.v1.Call.Timings.negotiation:type_name -> google.protobuf.Duration
-	20, // 26: bulkhead.v1.Call.Timings.discovery:type_name -> google.protobuf.Duration
-	20, // 27: bulkhead.v1.Call.Timings.decision:type_name -> google.protobuf.Duration
-	20, // 28: bulkhead.v1.Call.Timings.execution:type_name -> google.protobuf.Duration
-	4,  // 29: bulkhead.v1.Call.Error.layer:type_name -> bulkhead.v1.Call.Error.Layer
-	17, // 30: bulkhead.v1.Call.Error.data:type_name -> bulkhead.v1.Json
-	21, // 31: bulkhead.v1.Call.Source.findings:type_name -> bulkhead.v1.Finding
-	6,  // 32: bulkhead.v1.CallService.CreateCall:input_type -> bulkhead.v1.CreateCallRequest
-	7,  // 33: bulkhead.v1.CallService.GetCall:input_type -> bulkhead.v1.GetCallRequest
-	8,  // 34: bulkhead.v1.CallService.ListCalls:input_type -> bulkhead.v1.ListCallsRequest
-	10, // 35: bulkhead.v1.CallService.CancelCall:input_type -> bulkhead.v1.CancelCallRequest
-	5,  // 36: bulkhead.v1.CallService.CreateCall:output_type -> bulkhead.v1.Call
-	5,  // 37: bulkhead.v1.CallService.GetCall:output_type -> bulkhead.v1.Call
-	9,  // 38: bulkhead.v1.CallService.ListCalls:output_type -> bulkhead.v1.ListCallsResponse
-	5,  // 39: bulkhead.v1.CallService.CancelCall:output_type -> bulkhead.v1.Call
-	36, // [36:40] is the sub-list for method output_type
-	32, // [32:36] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	20, // 24: bulkhead.v1.Call.Timings.negotiation:type_name -> google.protobuf.Duration
+	20, // 25: bulkhead.v1.Call.Timings.discovery:type_name -> google.protobuf.Duration
+	20, // 26: bulkhead.v1.Call.Timings.decision:type_name -> google.protobuf.Duration
+	20, // 27: bulkhead.v1.Call.Timings.execution:type_name -> google.protobuf.Duration
+	4,  // 28: bulkhead.v1.Call.Error.layer:type_name -> bulkhead.v1.Call.Error.Layer
+	17, // 29: bulkhead.v1.Call.Error.data:type_name -> bulkhead.v1.Json
+	21, // 30: bulkhead.v1.Call.Source.findings:type_name -> bulkhead.v1.Finding
+	6,  // 31: bulkhead.v1.CallService.CreateCall:input_type -> bulkhead.v1.CreateCallRequest
+	7,  // 32: bulkhead.v1.CallService.GetCall:input_type -> bulkhead.v1.GetCallRequest
+	8,  // 33: bulkhead.v1.CallService.ListCalls:input_type -> bulkhead.v1.ListCallsRequest
+	10, // 34: bulkhead.v1.CallService.CancelCall:input_type -> bulkhead.v1.CancelCallRequest
+	5,  // 35: bulkhead.v1.CallService.CreateCall:output_type -> bulkhead.v1.Call
+	5,  // 36: bulkhead.v1.CallService.GetCall:output_type -> bulkhead.v1.Call
+	9,  // 37: bulkhead.v1.CallService.ListCalls:output_type -> bulkhead.v1.ListCallsResponse
+	5,  // 38: bulkhead.v1.CallService.CancelCall:output_type -> bulkhead.v1.Call
+	35, // [35:39] is the sub-list for method output_type
+	31, // [31:35] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_bulkhead_v1_call_service_proto_init() }
