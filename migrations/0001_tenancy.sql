@@ -142,7 +142,8 @@ CREATE TABLE definitions (
 );
 
 -- A revision is immutable; its id is a digest of its content, so that all
--- contexts that see the same list share its rows.
+-- contexts that see the same list share its rows. content_digest is that of its
+-- encoding, by which copies outside the database are recognized.
 CREATE TABLE catalog_revisions (
   tenant_id        text NOT NULL REFERENCES tenants,
   revision_id      text NOT NULL,
@@ -151,6 +152,8 @@ CREATE TABLE catalog_revisions (
   protocol_version text NOT NULL,
   era              text NOT NULL,
   capabilities     bytea NOT NULL,
+  findings         text[] NOT NULL DEFAULT '{}',
+  content_digest   text NOT NULL,
   create_time      timestamptz NOT NULL DEFAULT now(),
   PRIMARY KEY (tenant_id, revision_id)
 );
@@ -167,6 +170,9 @@ CREATE TABLE catalog_items (
 );
 CREATE INDEX catalog_items_by_name ON catalog_items (tenant_id, revision_id, name);
 
+-- Numbers the lists and the marks that they are out of date, over all replicas.
+CREATE SEQUENCE catalog_generations;
+
 -- What one authorization context saw last. generation orders the lists: one
 -- that started earlier never replaces a later one.
 CREATE TABLE catalog_current (
@@ -174,11 +180,23 @@ CREATE TABLE catalog_current (
   server_id    text NOT NULL REFERENCES servers,
   context      text NOT NULL,
   kind         text NOT NULL,
-  registration bigint NOT NULL,
-  revision_id  text NOT NULL,
-  generation   bigint NOT NULL,
-  observe_time timestamptz NOT NULL,
+  -- The last good list; revision_id is NULL before the first.
+  revision_id  text,
+  registration bigint NOT NULL DEFAULT 0,
+  generation   bigint NOT NULL DEFAULT 0,
+  observe_time timestamptz,
+  ttl_ms       bigint NOT NULL DEFAULT 0,
+  -- Lists up to this generation are out of date. The reason is also that of a
+  -- list that failed. hidden: the server refused this context's credentials.
+  invalidated  bigint NOT NULL DEFAULT 0,
   stale_reason text NOT NULL DEFAULT '',
+  hidden       boolean NOT NULL DEFAULT false,
+  -- The list under way, the replica that makes it, and the wait after failures.
+  listing      bigint NOT NULL DEFAULT 0,
+  lister       text NOT NULL DEFAULT '',
+  lease_time   timestamptz,
+  failures     integer NOT NULL DEFAULT 0,
+  retry_time   timestamptz,
   PRIMARY KEY (tenant_id, server_id, context, kind),
   FOREIGN KEY (tenant_id, revision_id) REFERENCES catalog_revisions
 );

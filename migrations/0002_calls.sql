@@ -51,6 +51,9 @@ CREATE TABLE calls (
   side_effect_id      text NOT NULL DEFAULT '',
   findings            text[] NOT NULL DEFAULT '{}',
   receipt             text NOT NULL DEFAULT '',
+  -- resolve_after is when a status query may speak about an uncertain call.
+  resolve_after       timestamptz,
+  resolve_tries       integer NOT NULL DEFAULT 0,
   negotiation_us      bigint NOT NULL DEFAULT 0,
   discovery_us        bigint NOT NULL DEFAULT 0,
   decision_us         bigint NOT NULL DEFAULT 0,

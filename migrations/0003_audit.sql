@@ -58,12 +58,21 @@ CREATE TABLE audit_checkpoints (
   PRIMARY KEY (tenant_id, sequence)
 );
 
--- Beyond the tenant's isolation, which the next migration adds: an entry comes
--- without a place in the chain, gets one once, and then stays as it is.
-CREATE POLICY entries_come_unsealed ON audit_entries AS RESTRICTIVE FOR INSERT TO bulkhead_app
-  WITH CHECK (sequence IS NULL AND previous_digest = '' AND digest = '');
-CREATE POLICY entries_are_sealed_once ON audit_entries AS RESTRICTIVE FOR UPDATE TO bulkhead_app
-  USING (sequence IS NULL) WITH CHECK (sequence IS NOT NULL);
+-- What the server's role may not do to entries, and grants cannot say: they
+-- come without a place in the chain, get one once, and then stay as they are.
+-- +goose StatementBegin
+CREATE FUNCTION refuse_audit_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE EXCEPTION 'audit entries are sealed once, by an update' USING ERRCODE = 'insufficient_privilege';
+END $$;
+-- +goose StatementEnd
+CREATE TRIGGER entries_come_unsealed BEFORE INSERT ON audit_entries FOR EACH ROW
+  WHEN (current_user = 'bulkhead_app'
+    AND (NEW.sequence IS NOT NULL OR NEW.previous_digest <> '' OR NEW.digest <> ''))
+  EXECUTE FUNCTION refuse_audit_change();
+CREATE TRIGGER entries_are_sealed_once BEFORE UPDATE ON audit_entries FOR EACH ROW
+  WHEN (current_user = 'bulkhead_app' AND (OLD.sequence IS NOT NULL OR NEW.sequence IS NULL))
+  EXECUTE FUNCTION refuse_audit_change();
 
 -- The sealer finds chains that are due for a checkpoint.
 GRANT SELECT (tenant_id, uncovered_since) ON audit_heads TO bulkhead_system;

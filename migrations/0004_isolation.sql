@@ -23,6 +23,7 @@ GRANT SELECT, INSERT, UPDATE ON keys, servers, contracts, sessions, session_usag
   calls, attempts, consents, grants, audit_heads TO bulkhead_app;
 GRANT SELECT, INSERT ON create_requests, definitions, catalog_revisions, catalog_items,
   audit_entries, audit_checkpoints TO bulkhead_app;
+GRANT USAGE ON SEQUENCE catalog_generations TO bulkhead_app;
 -- The sealer places entries; nobody changes what they say.
 GRANT UPDATE (sequence, previous_digest, digest) ON audit_entries TO bulkhead_app;
 -- A row lock needs the right to update one column.
@@ -34,7 +35,7 @@ GRANT SELECT ON replicas TO bulkhead_app;
 GRANT SELECT, INSERT ON tenants TO bulkhead_system;
 GRANT UPDATE (state, update_time) ON tenants TO bulkhead_system;
 GRANT SELECT ON keys TO bulkhead_system;
-GRANT SELECT (tenant_id, call_id, state, replica_epoch, consent_id, send_by, ceiling_time, update_time)
+GRANT SELECT (tenant_id, call_id, state, replica_epoch, consent_id, send_by, ceiling_time, update_time, resolve_after, cancel_requested)
   ON calls TO bulkhead_system;
 GRANT SELECT (tenant_id, consent_id, call_id, state, expire_time) ON consents TO bulkhead_system;
 GRANT SELECT (tenant_id, audit_entry_id, ordinal, sequence) ON audit_entries TO bulkhead_system;

@@ -1,0 +1,107 @@
+package calls
+
+import (
+	"context"
+	"time"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+)
+
+// cancelWait is how long Cancel waits for a call in execution to end.
+const cancelWait = 5 * time.Second
+
+// Cancel stops a call: a waiting one is CANCELLED; one in execution is told to
+// its server and ends as CANCELLED only if it was never sent or is a read, else
+// as UNCERTAIN until more is known. Cancelling an ended call changes nothing.
+func (s *Service) Cancel(ctx context.Context, p tenant.Principal, id string) (*Call, error) {
+	k := callKey{p.Tenant, id}
+	c, err := s.read(ctx, p, k)
+	if err != nil || c.State.Final() || c.State == Uncertain {
+		return c, err
+	}
+	if c.State != Dispatching {
+		done, err := s.cancelWaiting(ctx, p, c)
+		if err != nil {
+			return nil, err
+		}
+		if done {
+			return s.read(ctx, p, k)
+		}
+	}
+	if err := s.requestCancel(ctx, p, k); err != nil {
+		return nil, err
+	}
+	return s.await(ctx, p, k, cancelWait, func(c *Call) bool { return c.State.Settled() })
+}
+
+// cancelWaiting ends a call that waits for a person; false when it has moved on.
+func (s *Service) cancelWaiting(ctx context.Context, p tenant.Principal, c *Call) (done bool, err error) {
+	err = s.deps.DB.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
+		// The consent's lock comes before the call's, as in a dispatch.
+		if err := s.deps.Consent.VoidCall(ctx, tx, c.ID); err != nil {
+			return err
+		}
+		id, err := s.deps.Audit.Append(ctx, tx, s.entry(c, "call.cancelled", p.Actor(), nil))
+		if err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, `UPDATE calls SET state = 'CANCELLED', receipt = $3, revision = revision + 1,
+			update_time = clock_timestamp(), finish_time = clock_timestamp()
+			WHERE tenant_id = $1 AND call_id = $2 AND state IN ('CONSENT_REQUIRED', 'AUTHORIZATION_REQUIRED')`,
+			tx.Tenant(), c.ID, id)
+		if err != nil {
+			return err
+		}
+		if done = tag.RowsAffected() == 1; !done {
+			return errLost
+		}
+		tx.AfterCommit(func() { s.changed(p.Tenant, c.ID) })
+		return nil
+	})
+	if err == errLost { //nolint:errorlint // our own sentinel, returned as it is
+		return false, nil
+	}
+	return done, err
+}
+
+// requestCancel writes the wish down for whichever replica executes the call,
+// and carries it out at once when it is this one.
+func (s *Service) requestCancel(ctx context.Context, p tenant.Principal, k callKey) error {
+	s.mu.Lock()
+	e := s.live[k]
+	s.mu.Unlock()
+	if e != nil {
+		e.cancel()
+	}
+	err := s.deps.DB.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
+		_, err := tx.Exec(ctx, `UPDATE calls SET cancel_requested = true WHERE tenant_id = $1 AND call_id = $2
+			AND state = 'DISPATCHING'`, tx.Tenant(), k.id)
+		return err
+	})
+	if err == nil && e == nil {
+		s.changed(k.tenant, k.id)
+	}
+	return err
+}
+
+// cancel ends the request under way; the executor decides what that means.
+func (e *execution) cancel() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.cancelled = true
+	if e.stop != nil {
+		e.stop()
+	}
+}
+
+// obeyCancel looks whether somebody on another replica wants the call stopped.
+func (s *Service) obeyCancel(ctx context.Context, e *execution) {
+	var wanted bool
+	err := s.deps.DB.InTx(ctx, e.key.tenant, func(ctx context.Context, tx tenant.Tx) error {
+		return tx.QueryRow(ctx, `SELECT cancel_requested FROM calls WHERE tenant_id = $1 AND call_id = $2`,
+			tx.Tenant(), e.key.id).Scan(&wanted)
+	})
+	if err == nil && wanted {
+		e.cancel()
+	}
+}

@@ -1,0 +1,192 @@
+package calls
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/audit"
+	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
+	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+)
+
+// maxGroup bounds the reads that one transaction records.
+const maxGroup = 64
+
+// committer records finished reads, many in one transaction. While one commit of
+// a tenant is under way the next ones gather; nobody waits for a timer.
+type committer struct {
+	s  *Service
+	mu sync.Mutex
+	// waiting holds a queue for each tenant whose commit loop runs.
+	waiting map[tenant.ID][]*member
+}
+
+// member is one read that waits for its commit.
+type member struct {
+	call     *Call
+	prepared audit.Prepared
+	// repeated says that the request id belongs to another call.
+	repeated bool
+	done     chan error
+}
+
+func newCommitter(s *Service) *committer {
+	return &committer{s: s, waiting: map[tenant.ID][]*member{}}
+}
+
+// commit records the call and its audit entry and returns once they are durable.
+// It reports whether the request id was taken by another call.
+func (k *committer) commit(ctx context.Context, c *Call, p audit.Prepared) (repeated bool, err error) {
+	m := &member{call: c, prepared: p, done: make(chan error, 1)}
+	k.mu.Lock()
+	queue, running := k.waiting[c.Tenant]
+	k.waiting[c.Tenant] = append(queue, m)
+	if !running {
+		k.s.running.Add(1) // the caller itself is counted, so the count is not zero
+		go func() {
+			defer k.s.running.Done()
+			k.loop(c.Tenant)
+		}()
+	}
+	k.mu.Unlock()
+	select {
+	case err = <-m.done:
+		return m.repeated, err
+	case <-ctx.Done():
+		// The commit may still happen; a repeat of it finds the call recorded.
+		return false, ctx.Err()
+	}
+}
+
+func (k *committer) loop(t tenant.ID) {
+	for {
+		k.mu.Lock()
+		queue := k.waiting[t]
+		if len(queue) == 0 {
+			delete(k.waiting, t)
+			k.mu.Unlock()
+			return
+		}
+		n := min(len(queue), maxGroup)
+		group := queue[:n:n]
+		k.waiting[t] = queue[n:]
+		k.mu.Unlock()
+		k.record(t, group)
+	}
+}
+
+// record commits the group, or each member alone when the group fails: one bad
+// member must not cost the others their record.
+func (k *committer) record(t tenant.ID, group []*member) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	err := k.tx(ctx, t, group)
+	for _, m := range group {
+		if err != nil && len(group) > 1 {
+			m.done <- k.tx(ctx, t, []*member{m})
+			continue
+		}
+		m.done <- err
+	}
+}
+
+func (k *committer) tx(ctx context.Context, t tenant.ID, group []*member) error {
+	return k.s.deps.DB.InTx(ctx, t, func(ctx context.Context, tx tenant.Tx) error {
+		calls := &pgx.Batch{}
+		for _, m := range group {
+			args, err := insertArgs(m.call)
+			if err != nil {
+				return err
+			}
+			calls.Queue(insertSQL, args...)
+		}
+		results := tx.SendBatch(ctx, calls)
+		for _, m := range group {
+			tag, err := results.Exec()
+			if err != nil {
+				return errors.Join(err, results.Close())
+			}
+			m.repeated = tag.RowsAffected() == 0
+		}
+		if err := results.Close(); err != nil {
+			return err
+		}
+		return tx.SendBatch(ctx, k.rest(t, group)).Close()
+	})
+}
+
+// rest queues what goes with the calls that were inserted.
+func (k *committer) rest(t tenant.ID, group []*member) *pgx.Batch {
+	b := &pgx.Batch{}
+	counts := map[string]int{}
+	var order []string
+	for _, m := range group {
+		if m.repeated {
+			continue
+		}
+		for _, a := range m.call.Attempts {
+			b.Queue(insertAttemptSQL, attemptArgs(m.call, a)...)
+		}
+		m.prepared.Queue(b)
+		if counts[m.call.SessionID] == 0 {
+			order = append(order, m.call.SessionID)
+		}
+		counts[m.call.SessionID]++
+	}
+	slices.Sort(order) // one order of row locks for all committers
+	for _, id := range order {
+		sessions.QueueCount(b, t, id, counts[id])
+	}
+	return b
+}
+
+// finishPlain records a read with its outcome, in one commit.
+func (e *execution) finishPlain(o outcome, state State) {
+	c := e.finished(o, state)
+	e.persist(func(ctx context.Context) error {
+		p, err := e.s.deps.Audit.Prepare(ctx, c.Tenant, e.s.entry(c, endKind(c.State), e.actor, endDetails(c)))
+		if err != nil {
+			return err
+		}
+		c.Receipt = p.ID()
+		repeated, err := e.s.committer.commit(ctx, c, p)
+		if err != nil {
+			return err
+		}
+		if repeated {
+			return e.adopt(ctx, c)
+		}
+		c.Recorded = true
+		e.mu.Lock()
+		e.call = c
+		e.mu.Unlock()
+		if e.s.deps.Observe != nil {
+			e.s.deps.Observe(c)
+		}
+		return nil
+	})
+	e.s.changed(e.key.tenant, e.key.id)
+}
+
+// adopt shows the call that already has this request id: this read's own commit
+// that was thought lost, or the same read on another replica.
+func (e *execution) adopt(ctx context.Context, c *Call) error {
+	return e.s.deps.DB.InTx(ctx, c.Tenant, func(ctx context.Context, tx tenant.Tx) error {
+		first, err := byRequest(ctx, tx, c.Subject, c.RequestID)
+		if err != nil {
+			return err
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if first.requestDigest != c.requestDigest {
+			e.err = errReusedElsewhere
+		}
+		e.call = first
+		return nil
+	})
+}

@@ -1,0 +1,386 @@
+package calls
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/canonical"
+	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
+	"github.com/bulkhead-mcp/bulkhead/internal/contract"
+	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
+	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+)
+
+// execution is a call that this replica is carrying out.
+type execution struct {
+	s       *Service
+	key     callKey
+	actor   string
+	subject contract.Principal
+	server  catalog.Server
+	tool    *contract.Tool
+	limits  contract.Limits
+	def     *catalog.Definition
+	conn    sessions.Key
+	target  sessions.Target
+	// plain is a read that lives in memory until it is recorded.
+	plain bool
+	// sendBefore is when the window of a recorded attempt closes, by the monotonic
+	// clock; set by the dispatch transaction before the attempt runs.
+	sendBefore time.Time
+	done       chan struct{}
+
+	mu        sync.Mutex
+	call      *Call // replaced, never changed in place
+	cancelled bool
+	stop      context.CancelFunc // ends the request under way; nil between attempts
+	maybe     bool               // an earlier attempt may have been executed
+	finishing bool               // a plain read is being recorded with its outcome
+	err       error              // why a plain read could not be recorded
+}
+
+func (s *Service) newExecution(pl *plan) *execution {
+	p := pl.principal
+	return &execution{s: s, key: callKey{p.Tenant, pl.call.ID}, actor: p.Actor(), server: pl.server,
+		subject: contract.Principal{Subject: p.Subject.Value, Source: p.Subject.Source, Groups: p.Groups, Project: p.Project, Role: p.Role.String()},
+		tool:    pl.tool, limits: pl.active.Contract.Limits, def: pl.def, done: make(chan struct{}), call: pl.call,
+		conn: connectionKey(pl.server, pl.call), target: targetOf(pl.server, pl.active.Contract)}
+}
+
+func connectionKey(srv catalog.Server, c *Call) sessions.Key {
+	k := sessions.Key{Tenant: c.Tenant, Server: srv.ID, Registration: srv.Registration}
+	switch srv.Isolation {
+	case catalog.PerSession:
+		k.Subject, k.Session = c.Subject, c.SessionID
+	case catalog.PerTenant:
+	default:
+		k.Subject = c.Subject
+	}
+	return k
+}
+
+func targetOf(srv catalog.Server, c *contract.Contract) sessions.Target {
+	return sessions.Target{ServerName: srv.Name, Transport: string(srv.Transport), URL: srv.URL, Runtime: srv.Runtime, Origin: srv.Origin,
+		Versions: c.Versions, DowngradeForbidden: c.DowngradeForbidden, KnownVersion: srv.ProtocolVersion}
+}
+
+// snapshot returns the call as it stands; it must not be changed.
+func (e *execution) snapshot() *Call {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.call
+}
+
+// update replaces the call by a changed copy and wakes those who wait for it.
+func (e *execution) update(change func(c *Call)) *Call {
+	e.mu.Lock()
+	c := *e.call
+	change(&c)
+	e.call = &c
+	e.mu.Unlock()
+	return &c
+}
+
+// start runs an admitted execution on a goroutine that Stop waits for. The
+// caller holds a place in s.running.
+func (s *Service) start(e *execution) {
+	s.mu.Lock()
+	s.live[e.key] = e
+	s.running.Add(1)
+	s.mu.Unlock()
+	go func() {
+		defer s.running.Done()
+		e.run()
+	}()
+}
+
+func (e *execution) run() {
+	defer e.leave()
+	for {
+		o := e.send()
+		if o.state == Succeeded {
+			e.finish(o, Succeeded)
+			return
+		}
+		f := e.failure(o)
+		switch step := After(f); step {
+		case Retry:
+			if e.again(o, f.Delay) {
+				continue
+			}
+			f.Retries, f.Temporary = 0, false
+			e.end(o, After(f))
+		default:
+			e.end(o, step)
+		}
+		return
+	}
+}
+
+func (e *execution) leave() {
+	e.s.mu.Lock()
+	delete(e.s.live, e.key)
+	if e.plain {
+		k := requestKey{e.key.tenant, e.call.Subject, e.call.RequestID}
+		if e.s.pending[k] == e {
+			delete(e.s.pending, k)
+		}
+	}
+	e.s.mu.Unlock()
+	close(e.done)
+	e.s.hub.wake(e.key)
+}
+
+func (e *execution) end(o outcome, step Step) {
+	switch step {
+	case EndCancelled:
+		e.finish(o, Cancelled)
+	case Ask:
+		e.finishByQuery(o)
+	case EndUncertain:
+		e.finish(o, Uncertain)
+	default:
+		e.finish(o, Failed)
+	}
+}
+
+func (e *execution) failure(o outcome) Failure {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c := e.call
+	f := Failure{Effect: c.Effect, Phase: o.phase, Idempotent: e.tool.Idempotency.Offered() && c.IdempotencyKey != "",
+		StatusQuery: e.tool.StatusQuery != nil, Temporary: o.temporary, Cancelled: e.cancelled, Attempt: c.Attempt,
+		Retries: e.tool.Retry.Max, Left: e.left(), Delay: Delay(c.Attempt, o.retryAfter, rand.Float64())}
+	if e.s.work.Err() != nil {
+		f.Temporary = false // this replica stops; nothing new is begun
+	}
+	if o.phase == MaybeSent {
+		e.maybe = true
+	}
+	if o.phase == NotSent && e.maybe {
+		f.Phase = MaybeSent // this one was not sent, but one before may have run
+	}
+	return f
+}
+
+// left is the time to the call's ceiling.
+func (e *execution) left() time.Duration {
+	if e.call.Ceiling == nil {
+		return e.limits.Ceiling
+	}
+	return e.call.Ceiling.Sub(e.s.now())
+}
+
+// send makes one attempt. No transaction is open while the server works.
+func (e *execution) send() outcome {
+	c := e.snapshot()
+	timeout := e.limits.Timeout
+	if e.tool.Timeout > 0 {
+		timeout = e.tool.Timeout
+	}
+	ctx, stop := context.WithTimeout(e.s.work, min(e.left(), e.limits.Ceiling))
+	defer stop()
+	e.mu.Lock()
+	if e.cancelled {
+		e.mu.Unlock()
+		return outcome{phase: NotSent, err: hostError("CANCELLED", "the call was cancelled before it was sent")}
+	}
+	e.stop = stop
+	e.mu.Unlock()
+	started := e.s.now()
+	resp, err := e.s.deps.Sender.Do(ctx, e.conn, e.target, sessions.Request{Method: "tools/call", Name: c.Name,
+		Params: callParams(c.Name, c.Arguments), Meta: e.meta(c), Schema: e.def.InputSchema, ResultBytes: int64(e.limits.ResultBytes),
+		Timeout: timeout, BeforeSend: e.beforeSend})
+	e.mu.Lock()
+	e.stop = nil
+	e.mu.Unlock()
+	o := e.read(c, resp, err)
+	e.update(func(c *Call) {
+		c.Timings.Negotiation += resp.Timings.Negotiation
+		c.Timings.Execution += resp.Timings.Execution
+		if resp.Timings.Execution == 0 {
+			c.Timings.Execution += e.s.now().Sub(started)
+		}
+	})
+	return o
+}
+
+func (e *execution) meta(c *Call) map[string]json.RawMessage {
+	if e.tool.Idempotency.Meta {
+		return rawMeta(c.IdempotencyKey)
+	}
+	return nil
+}
+
+func callParams(name string, args []byte) json.RawMessage {
+	out := make([]byte, 0, len(args)+len(name)+32)
+	out = append(out, `{"name":`...)
+	out = canonical.AppendString(out, name)
+	out = append(out, `,"arguments":`...)
+	return append(append(out, args...), '}')
+}
+
+var errTooLate = fault.New(fault.Unavailable, "SEND_WINDOW_PASSED", "the attempt was not sent in its window")
+
+// beforeSend is asked as late as possible: a replica that was paused, or that
+// cannot write its heartbeat, sends nothing.
+func (e *execution) beforeSend() error {
+	if _, ok := e.s.replica.mayDispatch(); !ok {
+		return errIsolated
+	}
+	if !e.plain && time.Now().After(e.sendBefore) {
+		return errTooLate
+	}
+	return nil
+}
+
+// again prepares another attempt after the delay and reports whether there is one.
+func (e *execution) again(o outcome, delay time.Duration) bool {
+	t := time.NewTimer(delay)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-e.s.work.Done():
+		return false
+	}
+	e.mu.Lock()
+	cancelled := e.cancelled
+	e.mu.Unlock()
+	if cancelled {
+		return false
+	}
+	if e.plain && e.againPlain(o) {
+		return true
+	}
+	err := e.redispatch(o)
+	if err != nil && !errors.Is(err, errLost) {
+		e.s.log.InfoContext(e.s.work, "no further attempt", "tenant", e.key.tenant, "call", e.key.id, "reason", detail(err))
+	}
+	return err == nil
+}
+
+// againPlain counts another attempt of a read in memory; a read that meanwhile
+// was recorded goes through a transaction like any other.
+func (e *execution) againPlain(o outcome) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.call.Recorded {
+		return false
+	}
+	now := e.s.now()
+	c := *e.call
+	c.Attempts = append([]Attempt(nil), c.Attempts...)
+	c.Attempts[len(c.Attempts)-1].close(o, now)
+	c.Attempt++
+	c.Attempts = append(c.Attempts, Attempt{Number: c.Attempt, Epoch: c.Epoch, StartTime: now})
+	e.call = &c
+	return true
+}
+
+func (a *Attempt) close(o outcome, now time.Time) {
+	a.Phase, a.EndTime, a.Outcome = o.phase, &now, o.word()
+	if o.err != nil {
+		a.Detail = o.err.Code
+	}
+}
+
+// startPlain begins a read that is recorded with its outcome. A second request
+// with the same id joins the first.
+func (s *Service) startPlain(pl *plan) (*execution, error) {
+	epoch, ok := s.replica.mayDispatch()
+	if !ok {
+		return nil, errIsolated
+	}
+	e := s.newExecution(pl)
+	e.plain = true
+	now := s.now()
+	ceiling := now.Add(e.limits.Ceiling)
+	c := pl.call
+	c.State, c.Epoch, c.Attempt, c.Ceiling = Dispatching, epoch, 1, &ceiling
+	c.Attempts = []Attempt{{Number: 1, Epoch: epoch, StartTime: now}}
+	k := requestKey{c.Tenant, c.Subject, c.RequestID}
+	s.mu.Lock()
+	if s.pending[k] != nil {
+		s.mu.Unlock()
+		return nil, errRepeated
+	}
+	s.pending[k] = e
+	s.mu.Unlock()
+	pl.session.Admitted()
+	s.start(e)
+	return e, nil
+}
+
+// follow waits for an execution and returns its call. A plain read whose wait
+// ends first is recorded at once, for from then on somebody may ask for it.
+func (s *Service) follow(ctx context.Context, e *execution, wait time.Duration) (*Call, error) {
+	t := time.NewTimer(max(wait, 0))
+	defer t.Stop()
+	select {
+	case <-e.done:
+		return e.result()
+	case <-t.C:
+	case <-ctx.Done():
+	case <-s.drain:
+	}
+	if err := e.harden(context.WithoutCancel(ctx)); err != nil {
+		return nil, err
+	}
+	select {
+	case <-e.done:
+		return e.result()
+	default:
+		return e.snapshot(), nil
+	}
+}
+
+func (e *execution) result() (*Call, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.call, e.err
+}
+
+// harden records a plain read that is still under way.
+func (e *execution) harden(ctx context.Context) error {
+	e.mu.Lock()
+	if !e.plain || e.call.Recorded || e.finishing {
+		finishing := e.finishing
+		e.mu.Unlock()
+		if finishing {
+			<-e.done
+		}
+		return nil
+	}
+	defer e.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	c := *e.call
+	c.Recorded = true
+	err := e.s.deps.DB.InTx(ctx, e.key.tenant, func(ctx context.Context, tx tenant.Tx) error {
+		if err := insert(ctx, tx, &c); err != nil {
+			return err
+		}
+		if _, err := countCall(ctx, tx, &c); err != nil {
+			return err
+		}
+		for _, a := range c.Attempts {
+			if err := insertAttempt(ctx, tx, &c, a); err != nil {
+				return err
+			}
+		}
+		_, err := e.s.deps.Audit.Append(ctx, tx, e.s.entry(&c, "call.dispatched", e.actor, map[string]any{"epoch": c.Epoch}))
+		return err
+	})
+	if err != nil {
+		return fault.Wrap(err, "record a read under way")
+	}
+	// The window of a recorded attempt does not apply: it was sent long ago.
+	e.sendBefore = time.Now().Add(e.limits.Ceiling)
+	e.call = &c
+	return nil
+}

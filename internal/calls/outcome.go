@@ -1,0 +1,354 @@
+package calls
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/canonical"
+	"github.com/bulkhead-mcp/bulkhead/internal/contract"
+	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
+	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+)
+
+// outcome is what came of one attempt.
+type outcome struct {
+	phase      Phase
+	state      State // Succeeded, or "" for a failure
+	result     []byte
+	err        *Error
+	temporary  bool
+	retryAfter time.Duration
+	findings   []string
+	sideEffect string
+}
+
+// word is how an attempt is filed.
+func (o outcome) word() string {
+	if o.state == Succeeded {
+		return string(Succeeded)
+	}
+	return string(Failed)
+}
+
+func hostError(code, format string, args ...any) *Error {
+	return &Error{Layer: LayerHost, Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// read turns a response into an outcome. The result is looked into only as far
+// as the contract or the definition ask.
+func (e *execution) read(c *Call, r sessions.Response, err error) outcome {
+	o := outcome{phase: phaseOf(r.Phase), retryAfter: r.RetryAfter}
+	switch {
+	case err != nil:
+		e.readFailure(&o, r, err)
+	case r.Error != nil:
+		o.phase = Answered
+		o.err = &Error{Layer: LayerProtocol, Code: strconv.FormatInt(r.Error.Code, 10), Message: cleanText(r.Error.Message, 2000), Data: cleanJSON(r.Error.Data)}
+	case r.ResultType == sessions.ResultInputRequired:
+		o.phase = Answered
+		o.err = hostError("INPUT_NOT_SUPPORTED", "the server asked for input, which this host does not offer yet")
+	default:
+		e.readResult(&o, c, r.Result)
+	}
+	return o
+}
+
+func phaseOf(p sessions.Phase) Phase {
+	switch p {
+	case sessions.NotSent:
+		return NotSent
+	case sessions.Answered:
+		return Answered
+	}
+	return MaybeSent
+}
+
+func (e *execution) readFailure(o *outcome, r sessions.Response, err error) {
+	f, ok := fault.As(err)
+	if !ok {
+		o.err = &Error{Layer: LayerTransport, Code: "FAILED", Message: "the request failed"}
+		if errors.Is(err, context.DeadlineExceeded) {
+			o.err.Code, o.err.Message, o.temporary = "TIMEOUT", "the server did not answer in time", true
+		}
+		return
+	}
+	layer := Layer(f.Layer)
+	o.err = &Error{Layer: layer, Code: f.Reason, Message: cleanText(f.Message, 2000)}
+	if f.RetryAfter > o.retryAfter {
+		o.retryAfter = f.RetryAfter
+	}
+	switch f.Kind {
+	case fault.Unavailable, fault.Deadline, fault.Exhausted, fault.Conflict:
+		o.temporary = true
+	}
+	// A gateway's 502 or 504 proves nothing of what is behind it.
+	if r.HTTPStatus >= 500 && o.phase == Answered {
+		o.phase, o.temporary = MaybeSent, true
+	}
+	if f.Reason == "SERVER_ASKED" {
+		// The refusal was given on the wire; the call ends here by decision of the host.
+		o.err.Layer, o.phase = LayerHost, Answered
+	}
+}
+
+func (e *execution) readResult(o *outcome, c *Call, raw []byte) {
+	o.phase = Answered
+	o.result, o.findings = cleanResult(raw)
+	if bytes.Contains(o.result, []byte(`"isError"`)) {
+		var flag struct {
+			IsError bool              `json:"isError"`
+			Content []json.RawMessage `json:"content"`
+		}
+		if json.Unmarshal(o.result, &flag) == nil && flag.IsError {
+			o.err = &Error{Layer: LayerTool, Code: "TOOL_ERROR", Message: firstText(flag.Content)}
+			return
+		}
+	}
+	o.state = Succeeded
+	if len(e.def.OutputSchema) == 0 && e.tool.StatusQuery == nil {
+		return
+	}
+	structured := structuredContent(o.result)
+	if len(e.def.OutputSchema) > 0 {
+		o.findings = append(o.findings, e.checkOutput(structured)...)
+	}
+	if e.tool.StatusQuery != nil && structured != nil {
+		if v, err := contract.NewValue(structured); err == nil {
+			vars := e.vars(c)
+			vars.Result = v
+			o.sideEffect = e.tool.StatusQuery.SideEffectID(vars)
+		}
+	}
+}
+
+// structuredContent returns the member in canonical form, nil when there is none
+// that can be read.
+func structuredContent(result []byte) []byte {
+	var r struct {
+		StructuredContent json.RawMessage `json:"structuredContent"`
+	}
+	if json.Unmarshal(result, &r) != nil || len(r.StructuredContent) == 0 {
+		return nil
+	}
+	canon, err := canonical.Args(r.StructuredContent)
+	if err != nil {
+		return nil
+	}
+	return canon
+}
+
+// checkOutput notes a mismatch; the side effect has happened, so the call has
+// succeeded all the same.
+func (e *execution) checkOutput(structured []byte) []string {
+	if structured == nil {
+		return []string{"SCHEMA_MISMATCH: the result has no readable structuredContent although the definition promises it"}
+	}
+	v, err := canonical.Decode(structured)
+	if err != nil {
+		return []string{"SCHEMA_MISMATCH: the structuredContent cannot be decoded"}
+	}
+	skipped, err := e.def.ValidateResult(v)
+	switch {
+	case err != nil:
+		return []string{"SCHEMA_MISMATCH: " + cleanText(err.Error(), 300)}
+	case skipped != "":
+		return []string{"SCHEMA_NOT_CHECKED: " + cleanText(skipped, 300)}
+	}
+	return nil
+}
+
+func (e *execution) vars(c *Call) contract.Vars {
+	v := contract.Vars{Principal: e.subject, Session: contract.Session{ID: c.SessionID},
+		Call: contract.Call{IdempotencyKey: c.IdempotencyKey, RequestID: c.RequestID, Server: c.ServerName, Tool: c.Name}}
+	if args, err := contract.NewValue(c.Arguments); err == nil {
+		v.Args = args
+	}
+	return v
+}
+
+func firstText(content []json.RawMessage) string {
+	for _, raw := range content {
+		var block struct{ Type, Text string }
+		if json.Unmarshal(raw, &block) == nil && block.Type == "text" {
+			return cleanText(block.Text, 2000)
+		}
+	}
+	return "the tool says that it failed"
+}
+
+// cleanText makes foreign text valid UTF-8 without NUL and cuts it.
+func cleanText(s string, most int) string {
+	s = string(bytes.ToValidUTF8([]byte(s), []byte("\uFFFD")))
+	s = string(bytes.ReplaceAll([]byte(s), []byte{0}, []byte("\uFFFD")))
+	if len(s) > most {
+		for most > 0 && !utf8.RuneStart(s[most]) {
+			most--
+		}
+		s = s[:most] + "…"
+	}
+	return s
+}
+
+func cleanJSON(raw []byte) []byte {
+	out, _ := cleanResult(raw)
+	return out
+}
+
+// cleanResult passes a result on as received, but for what no JSON encoder
+// downstream could carry: bytes that are no UTF-8 and lone surrogates become the
+// replacement character, and the result says so.
+func cleanResult(raw []byte) ([]byte, []string) {
+	out := raw
+	if !utf8.Valid(out) {
+		out = bytes.ToValidUTF8(out, []byte("\uFFFD"))
+	}
+	out = replaceLoneSurrogates(out)
+	if bytes.Equal(out, raw) {
+		return raw, nil
+	}
+	return out, []string{"TEXT_REPAIRED: the result held bytes or surrogates that are not text; they were replaced"}
+}
+
+// replaceLoneSurrogates rewrites \uD800 to \uDFFF escapes that form no pair.
+func replaceLoneSurrogates(raw []byte) []byte {
+	if !bytes.Contains(raw, []byte(`\ud`)) && !bytes.Contains(raw, []byte(`\uD`)) {
+		return raw
+	}
+	out := make([]byte, 0, len(raw))
+	for i := 0; i < len(raw); {
+		if raw[i] != '\\' || i+1 >= len(raw) {
+			out = append(out, raw[i])
+			i++
+			continue
+		}
+		if raw[i+1] != 'u' || i+6 > len(raw) {
+			out = append(out, raw[i], raw[i+1])
+			i += 2
+			continue
+		}
+		unit, err := strconv.ParseUint(string(raw[i+2:i+6]), 16, 16)
+		if err != nil || unit < 0xD800 || unit > 0xDFFF {
+			out = append(out, raw[i:i+6]...)
+			i += 6
+			continue
+		}
+		if unit < 0xDC00 && i+12 <= len(raw) && raw[i+6] == '\\' && raw[i+7] == 'u' {
+			if low, err := strconv.ParseUint(string(raw[i+8:i+12]), 16, 16); err == nil && low >= 0xDC00 && low <= 0xDFFF {
+				out = append(out, raw[i:i+12]...)
+				i += 12
+				continue
+			}
+		}
+		out = append(out, `\ufffd`...)
+		i += 6
+	}
+	return out
+}
+
+// finish records the end of the call and tells those who wait.
+func (e *execution) finish(o outcome, state State) {
+	if e.plain {
+		e.mu.Lock()
+		memory := !e.call.Recorded
+		e.finishing = memory
+		e.mu.Unlock()
+		if memory {
+			e.finishPlain(o, state)
+			return
+		}
+	}
+	e.persist(func(ctx context.Context) error { return e.recordOutcome(ctx, o, state, time.Time{}) })
+}
+
+// persist repeats a transaction while the database is away; the outcome of a
+// call that was sent must not be lost to a short outage. When it cannot be
+// written the reaper will say what is known.
+func (e *execution) persist(write func(ctx context.Context) error) {
+	base := context.WithoutCancel(e.s.work)
+	for try := 1; ; try++ {
+		ctx, cancel := context.WithTimeout(base, 10*time.Second)
+		err := write(ctx)
+		cancel()
+		if err == nil {
+			return
+		}
+		e.s.log.WarnContext(base, "record outcome", "tenant", e.key.tenant, "call", e.key.id, "try", try, "error", detail(err))
+		if try >= 10 || (try >= 2 && e.s.work.Err() != nil) {
+			e.mu.Lock()
+			e.err = fault.New(fault.Unavailable, "OUTCOME_NOT_RECORDED", "the outcome could not be recorded").Cause(err)
+			e.mu.Unlock()
+			return
+		}
+		t := time.NewTimer(Delay(try, 0, 0))
+		select {
+		case <-t.C:
+		case <-e.s.work.Done():
+		}
+		t.Stop()
+	}
+}
+
+// recordOutcome writes the end of an attempt and of its call, if both are still
+// this replica's; else the answer is kept as evidence only.
+func (e *execution) recordOutcome(ctx context.Context, o outcome, state State, resolveAfter time.Time) error {
+	c := e.finished(o, state)
+	mine := false
+	err := e.s.deps.DB.InTx(ctx, e.key.tenant, func(ctx context.Context, tx tenant.Tx) (err error) {
+		mine, err = e.s.writeEnd(ctx, tx, c, e.actor, resolveAfter)
+		if err != nil {
+			return err
+		}
+		if !mine {
+			return e.keepEvidence(ctx, tx, c, o)
+		}
+		if err := endAttempt(ctx, tx, c, o); err != nil {
+			return err
+		}
+		if c.GrantID != "" && o.phase == NotSent && state != Uncertain && c.Attempt == 1 {
+			return e.s.deps.Consent.Unspend(ctx, tx, c.GrantID)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if mine {
+		c.Recorded = true
+		e.mu.Lock()
+		e.call = c
+		e.mu.Unlock()
+		if e.s.deps.Observe != nil {
+			e.s.deps.Observe(c)
+		}
+	}
+	e.s.changed(e.key.tenant, e.key.id)
+	return nil
+}
+
+// finished returns the call as it ends with this outcome.
+func (e *execution) finished(o outcome, state State) *Call {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c := *e.call
+	now := e.s.now()
+	c.State, c.Result, c.Error, c.SideEffectID = state, o.result, o.err, o.sideEffect
+	c.Findings = append(append([]string(nil), c.Findings...), o.findings...)
+	c.Revision++
+	c.UpdateTime = now
+	c.FinishTime = &now
+	if n := len(c.Attempts); n > 0 {
+		c.Attempts = append([]Attempt(nil), c.Attempts...)
+		c.Attempts[n-1].close(o, now)
+	}
+	if state == Uncertain && c.Error == nil {
+		c.Error = hostError("OUTCOME_UNKNOWN", "the call may have been executed; nobody knows")
+	}
+	return &c
+}

@@ -1,0 +1,287 @@
+package calls
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/authz"
+	"github.com/bulkhead-mcp/bulkhead/internal/canonical"
+	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
+	"github.com/bulkhead-mcp/bulkhead/internal/consent"
+	"github.com/bulkhead-mcp/bulkhead/internal/contract"
+	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+	"github.com/bulkhead-mcp/bulkhead/internal/resource"
+	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
+	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+)
+
+// Proposal is what a caller wants to be done. Arguments are JSON as received,
+// empty for {}. Wait is how long to wait for an end, at most 60 s.
+type Proposal struct {
+	SessionID string
+	Server    string
+	Tool      string
+	Arguments []byte
+	RequestID string
+	Wait      time.Duration
+}
+
+// plan is a proposal with everything that was found and decided about it.
+type plan struct {
+	principal tenant.Principal
+	session   *sessions.Session
+	server    catalog.Server
+	active    *authz.Active  // nil when the server has no contract
+	tool      *contract.Tool // nil when the contract does not name it
+	revision  *catalog.Revision
+	def       *catalog.Definition // nil when it is not offered or in quarantine
+	input     authz.Input
+	decision  authz.Decision
+	call      *Call
+}
+
+// parsed is a proposal whose input is known to be good.
+type parsed struct {
+	session *sessions.Session
+	server  catalog.Server
+	args    []byte
+	digest  string // of the request, for repeats
+}
+
+func (s *Service) parse(ctx context.Context, p tenant.Principal, r Proposal) (parsed, error) {
+	ses, err := s.deps.Sessions.Get(ctx, p, r.SessionID)
+	if err != nil {
+		return parsed{}, err
+	}
+	srv, err := s.deps.Catalog.GetServer(ctx, p, r.Server)
+	if err != nil {
+		return parsed{}, err
+	}
+	raw := r.Arguments
+	if len(raw) == 0 {
+		raw = []byte("{}")
+	}
+	args, err := canonical.Args(raw)
+	if err != nil {
+		return parsed{}, badArguments(err)
+	}
+	if args[0] != '{' {
+		return parsed{}, fault.Field1("arguments", "must be an object")
+	}
+	return parsed{session: ses, server: srv, args: args, digest: requestDigest(srv.ID, r.Tool, args)}, nil
+}
+
+func badArguments(err error) error {
+	var bad *canonical.Error
+	if !errors.As(err, &bad) {
+		return fault.Wrap(err, "canonical arguments")
+	}
+	return fault.Field1(canonical.At("arguments", bad.Path), "%s", bad.Rule)
+}
+
+func requestDigest(serverID, tool string, args []byte) string {
+	h := sha256.New()
+	for _, part := range [][]byte{[]byte(serverID), []byte(KindTool), []byte(tool)} {
+		h.Write(part)
+		h.Write([]byte{0})
+	}
+	h.Write(args)
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// plan finds everything that a decision depends on and decides. It does no
+// writing; what it found is looked at again where it counts.
+func (s *Service) plan(ctx context.Context, p tenant.Principal, r Proposal, in parsed) (*plan, error) {
+	pl := &plan{principal: p, session: in.session, server: in.server}
+	started := s.now()
+	active, err := s.deps.Contracts.Active(ctx, p.Tenant, in.server.ID)
+	if err != nil {
+		return nil, err
+	}
+	pl.active = active
+	if active != nil {
+		pl.tool, _ = active.Contract.Tool(r.Tool)
+	}
+	c := &Call{Tenant: p.Tenant, ID: resource.NewID(resource.Call), SessionID: in.session.ID, KeyID: p.KeyID, Subject: p.Subject,
+		ServerID: in.server.ID, ServerName: in.server.Name, Origin: in.server.Origin, Kind: KindTool, Name: r.Tool,
+		RequestID: r.RequestID, requestDigest: in.digest, Revision: 1, CreateTime: started, UpdateTime: started}
+	if c.RequestID == "" {
+		c.RequestID = "r-" + c.ID
+	}
+	pl.call = c
+	if err := pl.carryKey(in.args); err != nil {
+		return nil, err
+	}
+	if err := s.discover(ctx, pl); err != nil {
+		return nil, err
+	}
+	c.Timings.Discovery = s.now().Sub(started)
+	return pl, s.decide(ctx, pl)
+}
+
+// carryKey puts the idempotency key where the contract says, before anything is
+// hashed: what is decided, shown and sent are the same bytes.
+func (pl *plan) carryKey(args []byte) error {
+	c := pl.call
+	c.Arguments = args
+	if pl.tool != nil && pl.tool.Idempotency.Offered() {
+		c.IdempotencyKey = c.RequestID
+		if name := pl.tool.Idempotency.Argument; name != "" {
+			if err := pl.addArgument(name); err != nil {
+				return err
+			}
+		}
+	}
+	c.ArgumentsDigest = canonical.ArgsDigest(c.Arguments)
+	return nil
+}
+
+func (pl *plan) addArgument(name string) error {
+	c := pl.call
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(c.Arguments, &members); err != nil {
+		return fault.Wrap(err, "read canonical arguments")
+	}
+	if given, ok := members[name]; ok {
+		// The caller brings a key of its own; only text can be one.
+		if err := json.Unmarshal(given, &c.IdempotencyKey); err != nil || c.IdempotencyKey == "" {
+			return fault.Field1(canonical.At("arguments", name), "is the idempotency key and must be a non-empty string")
+		}
+		return nil
+	}
+	raw, err := json.Marshal(c.IdempotencyKey)
+	if err != nil {
+		return fault.Wrap(err, "encode idempotency key")
+	}
+	sep := ","
+	if len(members) == 0 {
+		sep = ""
+	}
+	nameRaw := canonical.AppendString(nil, name)
+	with := append([]byte("{"), nameRaw...)
+	with = append(append(append(with, ':'), raw...), sep...)
+	c.Arguments, err = canonical.Args(append(with, c.Arguments[1:]...))
+	return fault.Wrap(err, "canonical arguments with key")
+}
+
+// discover finds the definition, as fresh as the contract wants it.
+func (s *Service) discover(ctx context.Context, pl *plan) error {
+	age := 15 * time.Minute
+	if pl.active != nil {
+		age = pl.active.Contract.Limits.DefinitionAge.Read
+		if pl.tool != nil && pl.tool.Effect != contract.EffectRead {
+			age = pl.active.Contract.Limits.DefinitionAge.Write
+		}
+	}
+	rev, err := s.current(ctx, pl.server, pl.call, age)
+	if err != nil {
+		return err
+	}
+	pl.revision = rev
+	c := pl.call
+	c.CatalogRevision, c.CatalogContext = rev.ID, rev.Context
+	observed := rev.Observed
+	c.DefinitionObserved = &observed
+	pl.def, c.DefinitionDigest = nil, ""
+	if def, ok := rev.Find(c.Name); ok {
+		pl.def, c.DefinitionDigest = def, def.Digest
+	}
+	return nil
+}
+
+// decide fills the input and decides. It is repeated when a transaction finds
+// that something changed in between.
+func (s *Service) decide(ctx context.Context, pl *plan) error {
+	started := s.now()
+	decoded, err := canonical.Decode(pl.call.Arguments)
+	if err != nil {
+		return fault.Wrap(err, "decode canonical arguments")
+	}
+	pl.input = authz.Input{
+		Principal: pl.principal, SessionID: pl.session.ID, SessionOpen: pl.session.Open(started),
+		InSession: pl.session.Has(pl.server.ID), Servers: pl.session.ServerIDs,
+		Server:          serverFacts(pl.server),
+		ProtocolVersion: pl.revision.ProtocolVersion, HasTools: hasTools(pl.revision),
+		Definition: definitionFacts(pl),
+		Proposal: authz.Proposal{Name: pl.call.Name, Arguments: pl.call.Arguments, Decoded: decoded,
+			RequestID: pl.call.RequestID, IdempotencyKey: pl.call.IdempotencyKey},
+		Calls: pl.session.Calls(),
+	}
+	if pl.active != nil {
+		pl.input.Contract, pl.input.Revision = pl.active.Contract, pl.active.Revision
+		pl.call.ContractID, pl.call.ContractRevision = pl.active.Contract.ID, pl.active.Revision
+	}
+	if pl.tool != nil {
+		pl.call.Effect, pl.call.ConsentRule = Effect(pl.tool.Effect), consent.Rule(pl.tool.Consent)
+		if pl.call.ConsentRule == consent.RuleSession {
+			if pl.input.Granted, err = s.deps.Consent.Covers(ctx, pl.principal.Tenant, pl.call.binding()); err != nil {
+				return err
+			}
+		}
+	}
+	pl.redecide()
+	pl.call.Timings.Decision = s.now().Sub(started)
+	return nil
+}
+
+func (pl *plan) redecide() {
+	pl.decision = authz.Decide(pl.input)
+	pl.call.Decision = pl.decision
+	pl.call.Findings = pl.findings()
+}
+
+func (pl *plan) findings() []string {
+	var out []string
+	if pl.revision.Stale {
+		out = append(out, "CATALOG_STALE: "+pl.revision.StaleReason)
+	}
+	if pl.def != nil {
+		for _, f := range pl.def.Findings {
+			out = append(out, f.Code+": "+f.Detail)
+		}
+	}
+	return out
+}
+
+func definitionFacts(pl *plan) authz.Definition {
+	var f authz.Definition
+	if pl.revision.Stale {
+		f.Stale = pl.revision.StaleReason
+	}
+	if d := pl.def; d != nil {
+		f.Offered, f.Digest = true, d.Digest
+		f.ValidateArguments = func(v any) error { _, err := d.ValidateArguments(v); return err }
+		return f
+	}
+	for i := range pl.revision.Definitions {
+		if d := &pl.revision.Definitions[i]; d.Name == pl.call.Name {
+			f.Offered, f.Quarantine = true, d.Quarantine
+		}
+	}
+	return f
+}
+
+func serverFacts(v catalog.Server) authz.Server {
+	return authz.Server{ID: v.ID, Name: v.Name, Origin: v.Origin, Transport: string(v.Transport), URL: v.URL,
+		Authorization: v.AuthorizationMode, Active: !v.Deleted}
+}
+
+// hasTools reads what the server declared; a server that declares nothing at all
+// but lists tools is taken at its word.
+func hasTools(r *catalog.Revision) bool {
+	var declared struct {
+		Tools json.RawMessage `json:"tools"`
+	}
+	return json.Unmarshal(r.Capabilities, &declared) == nil && len(declared.Tools) > 0
+}
+
+// plain reports whether the call is a read that lives in memory until it is
+// recorded with its outcome (design 3.3).
+func (pl *plan) plain() bool {
+	return pl.tool != nil && pl.tool.Effect == contract.EffectRead && pl.tool.Consent == contract.ConsentNone &&
+		pl.active.Contract.Record == contract.RecordBeforeAnswer
+}
