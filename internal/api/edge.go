@@ -130,20 +130,23 @@ func (e *edge) admit(ctx context.Context, rq *request, r rule, method string, in
 			return p, err
 		}
 	}
-	if err := rq.unreadQuery(); err != nil {
-		return p, err
-	}
 	m, ok := in.(proto.Message)
 	if !ok {
 		return p, fmt.Errorf("api: request of type %T", in)
 	}
+	if err := rq.unreadQuery(m); err != nil {
+		return p, err
+	}
 	return p, e.validate(m, rq.checked)
 }
 
-// unreadQuery refuses a query where the method takes none: the gateway then
-// does not look at it.
-func (rq *request) unreadQuery() error {
-	if rq.http == nil || rq.http.URL.RawQuery == "" || rq.http.Form != nil {
+// unreadQuery refuses a query where the path holds all that the method takes:
+// the gateway then does not look at it.
+func (rq *request) unreadQuery(in proto.Message) error {
+	if rq.http == nil || rq.http.URL.RawQuery == "" {
+		return nil
+	}
+	if p := planOf(in.ProtoReflect().Descriptor()); len(p.fromPath) < len(p.fields) {
 		return nil
 	}
 	name, _, _ := strings.Cut(rq.http.URL.RawQuery, "=")
