@@ -1,0 +1,146 @@
+package sessions
+
+import (
+	"compress/gzip"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+)
+
+var (
+	errAborted  = errors.New("sessions: request given up before it was sent")
+	errEncoding = errors.New("sessions: content encoding was not offered")
+	errTooLarge = errors.New("sessions: body exceeds its limit")
+)
+
+// sendBody is the body of a request. It knows whether a byte of it was ever asked
+// for, which is the fact behind NotSent: an HTTP server cannot act on a message
+// of which it has the headers only. It has no GetBody, so net/http never sends it
+// twice.
+type sendBody struct {
+	mu      sync.Mutex
+	data    []byte
+	pos     int
+	before  func() error
+	started bool
+	dead    bool
+	refusal error
+}
+
+// Read implements io.Reader. The first call runs before.
+func (b *sendBody) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.dead {
+		return 0, errAborted
+	}
+	if !b.started {
+		if b.before != nil {
+			if err := b.before(); err != nil {
+				b.dead, b.refusal = true, err
+				return 0, errAborted
+			}
+		}
+		b.started = true
+	}
+	if b.pos == len(b.data) {
+		return 0, io.EOF
+	}
+	n := copy(p, b.data[b.pos:])
+	b.pos += n
+	return n, nil
+}
+
+// Close implements io.Closer.
+func (b *sendBody) Close() error { return nil }
+
+// abort makes sure that nothing is sent from now on, and reports whether nothing
+// was sent before. The transport may still hold the body after it returned.
+func (b *sendBody) abort() (unsent bool, refusal error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.dead = true
+	return !b.started, b.refusal
+}
+
+// phase is MaybeSent once a byte was asked for.
+func (b *sendBody) phase() Phase {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.started {
+		return MaybeSent
+	}
+	return NotSent
+}
+
+// mediaType returns the media type of a response in lower case without its
+// parameters. A list, as duplicated headers become, counts by its first entry.
+func mediaType(h http.Header) string {
+	v := h.Get("Content-Type")
+	if i := strings.IndexAny(v, ";,"); i >= 0 {
+		v = v[:i]
+	}
+	return strings.ToLower(strings.TrimSpace(v))
+}
+
+// decoded returns the body without its content encoding. Gzip is understood even
+// though it was not asked for, since intermediaries compress on their own.
+func decoded(resp *http.Response) (io.Reader, error) {
+	switch strings.ToLower(strings.TrimSpace(resp.Header.Get("Content-Encoding"))) {
+	case "", "identity":
+		return resp.Body, nil
+	case "gzip", "x-gzip":
+		return &gunzip{src: resp.Body}, nil
+	}
+	return nil, errEncoding
+}
+
+// gunzip opens the gzip stream at the first read, because its header may come
+// late on an event stream.
+type gunzip struct {
+	src io.Reader
+	zr  *gzip.Reader
+}
+
+func (g *gunzip) Read(p []byte) (int, error) {
+	if g.zr == nil {
+		zr, err := gzip.NewReader(g.src)
+		if err != nil {
+			return 0, err
+		}
+		g.zr = zr
+	}
+	return g.zr.Read(p)
+}
+
+// readAll reads at most limit bytes; more is errTooLarge. size is the announced
+// length, or -1.
+func readAll(r io.Reader, limit, size int64) ([]byte, error) {
+	if size > limit {
+		return nil, errTooLarge
+	}
+	if size < 0 {
+		size = 2048
+	}
+	// One byte more than announced, so that the end is seen without growing. What
+	// is announced is not believed beyond 1 MiB.
+	buf := make([]byte, 0, min(size, 1<<20)+1)
+	for {
+		if len(buf) == cap(buf) {
+			buf = append(buf, 0)[:len(buf)]
+		}
+		n, err := r.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if int64(len(buf)) > limit {
+			return nil, errTooLarge
+		}
+		if err == io.EOF {
+			return buf, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}

@@ -1,0 +1,277 @@
+package sessions
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/mark3labs/mcp-go/mcp"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+)
+
+// verdict is what a probe with server/discover showed.
+type verdict struct {
+	modern bool
+	// definite means that the server itself gave the sign, so that it may be
+	// remembered. Silence and failures are no signs.
+	definite bool
+	// offered are the versions that the server named, if it did.
+	offered []string
+	caps    []byte
+	info    []byte
+}
+
+// negotiate settles era and version with the server of a fresh connection. Only
+// what proves an era is remembered for the registration: a sign-in, a rate limit,
+// an outage or silence never is.
+func (c *conn) negotiate(ctx context.Context) error {
+	note := c.pool.era(c.key)
+	known := max(c.target.KnownVersion, note.version)
+	switch {
+	case len(c.target.legacyVersions()) == 0 && !c.target.allowed(mcp.ProtocolVersion20260728):
+		return protocolError("VERSION_UNSUPPORTED", "the contract allows no protocol version that this build speaks")
+	case !c.target.allowed(mcp.ProtocolVersion20260728):
+		return c.initialize(ctx, nil, known)
+	case note.legacy:
+		err := c.initialize(ctx, nil, known)
+		if f, ok := fault.As(err); !ok || f.Layer != fault.Protocol {
+			return err
+		}
+		// The server is not what it was.
+		c.pool.forgetEra(c.key)
+	}
+	v, err := c.probe(ctx)
+	if err != nil {
+		return err
+	}
+	if v.modern {
+		return c.discovered(v)
+	}
+	if c.target.DowngradeForbidden && mcp.IsModernProtocol(known) {
+		return downgraded(known)
+	}
+	if len(c.target.legacyVersions()) == 0 {
+		return protocolError("VERSION_UNSUPPORTED", "the server speaks none of the protocol versions in its contract")
+	}
+	if !v.definite && c.target.DowngradeForbidden {
+		return failure(fault.Unavailable, fault.Transport, "ERA_UNKNOWN", "the server did not show which protocol it speaks, and its contract forbids to guess")
+	}
+	if err := c.initialize(ctx, v.offered, known); err != nil {
+		return err
+	}
+	if v.definite {
+		c.pool.noteEra(c.key, c.version, true)
+	}
+	return nil
+}
+
+func downgraded(known string) error {
+	return protocolError("DOWNGRADE_REFUSED", "the server fell back to an older protocol version than before").With("known", known)
+}
+
+func (c *conn) discovered(v verdict) error {
+	c.era, c.version = EraModern, mcp.ProtocolVersion20260728
+	c.wire.speak(c.era, c.version)
+	c.learn(v.caps, v.info)
+	c.setState(StateDiscovered)
+	c.pool.noteEra(c.key, c.version, false)
+	return nil
+}
+
+// discover sends one server/discover.
+func (c *conn) discover(ctx context.Context) (reply, error) {
+	c.wire.speak(EraModern, mcp.ProtocolVersion20260728)
+	id := c.nextID.Add(1)
+	return c.wire.exchange(ctx, &exchange{
+		id: id, method: string(mcp.MethodServerDiscover), limit: c.pool.limits.ListBytes,
+		body:    encodeRequest(id, string(mcp.MethodServerDiscover), nil, c.pool.meta, nil),
+		headers: map[string]string{mcp.HeaderMethod: string(mcp.MethodServerDiscover)}, patient: true,
+	})
+}
+
+// probe finds out the era. A server that refuses the very version that was sent
+// and names it as supported is asked once more.
+func (c *conn) probe(ctx context.Context) (verdict, error) {
+	if s, ok := c.wire.(*stdioWire); ok {
+		return c.probeChild(ctx, s)
+	}
+	for again := false; ; again = true {
+		pctx, cancel := context.WithTimeout(ctx, c.pool.limits.Probe)
+		rep, err := c.discover(pctx)
+		cancel()
+		if ctx.Err() != nil {
+			return verdict{}, ended(ctx)
+		}
+		if !again && err == nil && rep.msg.err != nil && rep.msg.err.Code == mcp.UNSUPPORTED_PROTOCOL_VERSION &&
+			slices.Contains(supportedVersions(rep.msg.err.Data, "supported"), mcp.ProtocolVersion20260728) {
+			continue
+		}
+		return judgeProbe(rep, err)
+	}
+}
+
+// judgeProbe reads the signs of an era. An error means that there was none.
+func judgeProbe(rep reply, err error) (verdict, error) {
+	if e := rep.msg.err; e != nil && err == nil {
+		switch {
+		case e.Code == mcp.UNSUPPORTED_PROTOCOL_VERSION:
+			offered := supportedVersions(e.Data, "supported")
+			if slices.ContainsFunc(offered, func(v string) bool { return slices.Contains(mcp.LegacyProtocolVersions(), v) }) {
+				return verdict{definite: true, offered: offered}, nil
+			}
+			return verdict{}, protocolError("VERSION_UNSUPPORTED", "the server speaks no protocol version that this build knows")
+		case e.Code == mcp.HEADER_MISMATCH || e.Code == mcp.MISSING_REQUIRED_CLIENT_CAPABILITY:
+			return verdict{}, protocolError("DISCOVERY_REFUSED", "the server refused discovery with code "+strconv.FormatInt(e.Code, 10))
+		case rep.status == 500:
+			return verdict{}, nil
+		case rep.status > 500:
+			return verdict{}, failure(fault.Unavailable, fault.Server, "SERVER_ERROR", "the server or a proxy before it answered with status "+strconv.Itoa(rep.status))
+		}
+		return verdict{definite: true}, nil
+	}
+	if err == nil {
+		offered := supportedVersions(rep.msg.result, "supportedVersions")
+		if slices.Contains(offered, mcp.ProtocolVersion20260728) {
+			return verdict{modern: true, definite: true, caps: member(rep.msg.result, "capabilities"), info: member(member(rep.msg.result, "_meta"), mcp.MetaKeyServerInfo)}, nil
+		}
+		return verdict{definite: true, offered: offered}, nil
+	}
+	switch f, _ := fault.As(err); {
+	case f == nil:
+		return verdict{}, err
+	case f.Reason == "SERVER_REFUSED": // a 4xx other than 401, 403 and 429
+		return verdict{definite: true}, nil
+	case rep.status == 500, rep.status >= 200 && rep.status < 300, f.Kind == fault.Deadline:
+		// Some legacy servers fail, stay silent or answer a page when they do not know
+		// a method. Trying initialize is worth it; believing it is not.
+		return verdict{}, nil
+	}
+	return verdict{}, err
+}
+
+// probeChild probes over stdio. A child may take long to start, so the wait for an
+// answer counts from its first byte; after that, or after half the time there is,
+// initialize is sent behind the probe and the first good answer decides.
+func (c *conn) probeChild(ctx context.Context, s *stdioWire) (verdict, error) {
+	type outcome struct {
+		rep reply
+		err error
+	}
+	done := make(chan outcome, 1)
+	dctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		rep, err := c.discover(dctx)
+		done <- outcome{rep, err}
+	}()
+	half := c.pool.limits.Connect / 2
+	if d, ok := ctx.Deadline(); ok {
+		half = time.Until(d) / 2
+	}
+	patience := time.NewTimer(half)
+	defer patience.Stop()
+	alive := s.alive
+	for {
+		select {
+		case o := <-done:
+			if o.err != nil && ctx.Err() != nil {
+				return verdict{}, ended(ctx)
+			}
+			return judgeProbe(o.rep, o.err)
+		case <-alive:
+			alive = nil
+			patience.Reset(min(c.pool.limits.Probe, half))
+		case <-patience.C:
+			cancel()
+			o := <-done
+			if o.err == nil {
+				return judgeProbe(o.rep, nil)
+			}
+			if ctx.Err() != nil {
+				return verdict{}, ended(ctx)
+			}
+			return verdict{}, nil
+		}
+	}
+}
+
+// initialize makes the legacy handshake. offered are the versions that the server
+// named before, none if it did not.
+func (c *conn) initialize(ctx context.Context, offered []string, known string) error {
+	versions := c.target.legacyVersions()
+	want := versions[0]
+	for _, v := range versions {
+		if slices.Contains(offered, v) {
+			want = v
+			break
+		}
+	}
+	c.wire.speak(EraLegacy, "")
+	params, err := json.Marshal(map[string]any{"protocolVersion": want, "capabilities": struct{}{}, "clientInfo": c.pool.clientInfo})
+	if err != nil {
+		return fault.Wrap(err, "encode initialize")
+	}
+	id := c.nextID.Add(1)
+	rep, err := c.wire.exchange(ctx, &exchange{
+		id: id, method: string(mcp.MethodInitialize), limit: c.pool.limits.ListBytes, patient: true,
+		body: encodeRequest(id, string(mcp.MethodInitialize), params, nil, nil),
+	})
+	if err != nil {
+		return initializeFault(&rep, err)
+	}
+	if e := rep.msg.err; e != nil {
+		return protocolError("INITIALIZE_REFUSED", "the server refused to initialize: "+strconv.Quote(shorten(e.Message, 200))).With("code", strconv.FormatInt(e.Code, 10))
+	}
+	version, _ := text(member(rep.msg.result, "protocolVersion"))
+	switch {
+	case !slices.Contains(mcp.LegacyProtocolVersions(), version):
+		return protocolError("VERSION_UNSUPPORTED", "the server answered initialize with a protocol version that has no handshake or is unknown")
+	case !c.target.allowed(version):
+		return protocolError("VERSION_UNSUPPORTED", "the server speaks a protocol version that its contract does not allow").With("version", version)
+	case c.target.DowngradeForbidden && version < known:
+		return downgraded(known)
+	}
+	c.era, c.version = EraLegacy, version
+	if w, ok := c.wire.(*httpWire); ok {
+		w.sessionID = rep.sessionID
+	}
+	c.wire.speak(c.era, c.version)
+	c.learn(member(rep.msg.result, "capabilities"), member(rep.msg.result, "serverInfo"))
+	c.setState(StateInitialized)
+	if err := c.wire.notify(ctx, encodeNotification(string(mcp.MethodNotificationInitialized), "{}")); err != nil {
+		if ctx.Err() != nil || c.target.Transport == TransportStdio {
+			return err
+		}
+		// The handshake is done; servers that choke on the notification work anyway.
+		c.pool.log.WarnContext(ctx, "server refused notifications/initialized", "tenant", c.key.Tenant.String(), "server", c.key.Server, "error", err)
+	}
+	return nil
+}
+
+// initializeFault names what a refused handshake means.
+func initializeFault(rep *reply, err error) error {
+	if f, ok := fault.As(err); ok && f.Reason == "SERVER_REFUSED" {
+		return protocolError("TRANSPORT_UNSUPPORTED", "the URL does not speak Streamable HTTP").With("status", strconv.Itoa(rep.status)).Cause(err)
+	}
+	return err
+}
+
+// supportedVersions reads an array of strings from a member of an object.
+func supportedVersions(raw []byte, name string) []string {
+	s := scanner{data: member(raw, name)}
+	var out []string
+	err := s.array(0, func() error {
+		v, err := s.raw(1)
+		if t, ok := text(v); ok && len(out) < 64 {
+			out = append(out, t)
+		}
+		return err
+	})
+	if err != nil {
+		return nil
+	}
+	return out
+}

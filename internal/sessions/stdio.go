@@ -1,0 +1,472 @@
+package sessions
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/mark3labs/mcp-go/mcp"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+)
+
+// stdioWire speaks with a child process over its standard input and output, one
+// message a line.
+type stdioWire struct {
+	proc    *process
+	conn    *conn
+	limits  *Limits
+	tasks   *tasks
+	log     *slog.Logger
+	writing chan struct{} // holds one token: whoever has it may write
+	alive   chan struct{} // closed at the child's first byte
+	dead    chan struct{} // closed when nothing more can come
+	once    sync.Once
+	first   sync.Once
+
+	mu      sync.Mutex
+	modern  bool
+	version string
+	pending map[int64]*waiter
+	listen  *watch
+	closing bool
+	reason  string
+}
+
+// waiter is a request in flight.
+type waiter struct {
+	answer  chan message
+	asked   string
+	patient bool
+}
+
+// newStdioWire starts the runtime's command for a connection.
+func newStdioWire(p *Pool, c *conn) (*stdioWire, error) {
+	r, ok := p.runtimes[c.target.Runtime]
+	if !ok {
+		return nil, failure(fault.Precondition, fault.Host, "RUNTIME_UNKNOWN", "no such runtime is declared")
+	}
+	if c.target.Origin != "" && c.target.Origin != "stdio:"+c.target.Runtime {
+		return nil, failure(fault.Precondition, fault.Host, "ORIGIN_MISMATCH", "the server's runtime is not the origin in its contract")
+	}
+	if err := p.admitChild(c.key.Tenant); err != nil {
+		return nil, err
+	}
+	proc, err := startProcess(p.spawn, r, p.tempDir)
+	if err != nil {
+		p.releaseChild(c.key.Tenant)
+		return nil, failure(fault.Unavailable, fault.Transport, "START_FAILED", "the server's program could not be started").Cause(err)
+	}
+	w := &stdioWire{
+		proc: proc, conn: c, limits: &p.limits, tasks: &p.tasks,
+		log:     p.log.With("tenant", c.key.Tenant.String(), "server", c.key.Server, "connection", c.id),
+		writing: make(chan struct{}, 1), alive: make(chan struct{}), dead: make(chan struct{}), pending: map[int64]*waiter{},
+	}
+	p.tasks.run(proc.reap)
+	p.tasks.run(func() { w.diagnostics(proc.stderr) })
+	p.tasks.run(func() {
+		w.read(proc.stdout)
+		close(proc.drained)
+		<-proc.gone
+		p.releaseChild(c.key.Tenant)
+	})
+	p.tasks.run(func() {
+		<-proc.exited
+		select {
+		case <-proc.drained:
+		case <-proc.gone:
+		}
+		w.fail("the server's program ended")
+	})
+	return w, nil
+}
+
+// admitChild counts one more child of a tenant, if its bound allows.
+func (p *Pool) admitChild(t tenant.ID) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.children[t] >= p.limits.TenantProcesses || p.running >= p.limits.Processes {
+		return failure(fault.Exhausted, fault.Host, "PROCESSES_EXHAUSTED", "too many programs of servers are running")
+	}
+	p.children[t]++
+	p.running++
+	return nil
+}
+
+func (p *Pool) releaseChild(t tenant.ID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running--
+	if p.children[t]--; p.children[t] <= 0 {
+		delete(p.children, t)
+	}
+}
+
+func (w *stdioWire) speak(era, version string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.modern, w.version = era == EraModern, version
+}
+
+// fail ends everything that waits, once, and takes the connection out of use.
+func (w *stdioWire) fail(why string) {
+	w.once.Do(func() {
+		w.mu.Lock()
+		closing := w.closing
+		w.reason = why
+		w.mu.Unlock()
+		close(w.dead)
+		if !closing {
+			w.conn.pool.drop(w.conn, why, true)
+		}
+	})
+}
+
+// exchange implements wire.
+func (w *stdioWire) exchange(ctx context.Context, x *exchange) (reply, error) {
+	wait := &waiter{answer: make(chan message, 1), patient: x.patient}
+	w.mu.Lock()
+	w.pending[x.id] = wait
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		delete(w.pending, x.id)
+		w.mu.Unlock()
+	}()
+	phase, err := w.write(ctx, x.body, x.beforeSend)
+	if err != nil {
+		return reply{phase: phase}, err
+	}
+	rep := reply{phase: MaybeSent}
+	select {
+	case m := <-wait.answer:
+		return w.answered(x, wait, m)
+	case <-ctx.Done():
+		err = ended(ctx)
+		if !x.patient {
+			w.tasks.run(func() { w.notify(context.Background(), encodeCancel(x.id)) }) //nolint:errcheck // a courtesy
+		}
+	case <-w.dead:
+		select {
+		case m := <-wait.answer:
+			return w.answered(x, wait, m)
+		default:
+		}
+		err = failure(fault.Unavailable, fault.Transport, "SERVER_ENDED", "the server's program ended before it answered")
+	}
+	rep.asked = w.askedOf(wait)
+	return rep, err
+}
+
+func (w *stdioWire) askedOf(wait *waiter) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return wait.asked
+}
+
+func (w *stdioWire) answered(x *exchange, wait *waiter, m message) (reply, error) {
+	rep := reply{msg: m, phase: Answered, asked: w.askedOf(wait)}
+	if int64(len(m.result)) > x.limit {
+		rep.msg, rep.phase = message{}, MaybeSent
+		return rep, tooLarge
+	}
+	return rep, nil
+}
+
+// notify implements wire.
+func (w *stdioWire) notify(ctx context.Context, body []byte) error {
+	_, err := w.write(ctx, body, nil)
+	return err
+}
+
+// write sends one line. It never waits longer than the write limit for a child
+// that does not read. The phase tells what of the line can have arrived.
+func (w *stdioWire) write(ctx context.Context, body []byte, before func() error) (Phase, error) {
+	line, err := oneLine(body)
+	if err != nil {
+		return NotSent, err
+	}
+	select {
+	case w.writing <- struct{}{}:
+	case <-ctx.Done():
+		return NotSent, ended(ctx)
+	case <-w.dead:
+		return NotSent, failure(fault.Unavailable, fault.Transport, "SERVER_ENDED", "the server's program ended")
+	}
+	defer func() { <-w.writing }()
+	if err := ctx.Err(); err != nil {
+		return NotSent, ended(ctx)
+	}
+	if before != nil {
+		if err := before(); err != nil {
+			return NotSent, err
+		}
+	}
+	n, err := w.put(ctx, line)
+	if err == nil {
+		return MaybeSent, nil
+	}
+	// A line without its end is no message, unless only the line feed is missing:
+	// the end of input would complete it.
+	phase := NotSent
+	if n >= len(line)-1 {
+		phase = MaybeSent
+	}
+	if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		w.fail("the server's program no longer reads")
+	}
+	if ctx.Err() != nil {
+		return phase, ended(ctx)
+	}
+	return phase, failure(fault.Unavailable, fault.Transport, "WRITE_FAILED", "the server's program does not take the request").Cause(err)
+}
+
+// put writes with a deadline that the end of ctx brings forward.
+func (w *stdioWire) put(ctx context.Context, line []byte) (int, error) {
+	if err := w.proc.stdin.SetWriteDeadline(time.Now().Add(w.limits.Write)); err != nil {
+		return 0, err
+	}
+	ran := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ran)
+		w.proc.stdin.SetWriteDeadline(time.Unix(1, 0)) //nolint:errcheck // the write fails by itself then
+	})
+	n, err := w.proc.stdin.Write(line)
+	if !stop() {
+		<-ran // so that it does not cut the next writer short
+	}
+	return n, err
+}
+
+// oneLine ends a message with a line feed and makes sure there is no other.
+func oneLine(body []byte) ([]byte, error) {
+	if bytes.IndexByte(body, '\n') < 0 && bytes.IndexByte(body, '\r') < 0 {
+		return append(body, '\n'), nil
+	}
+	var b bytes.Buffer
+	if err := json.Compact(&b, body); err != nil {
+		return nil, fault.New(fault.Internal, "PARAMS_INVALID", "the request is no JSON").Cause(err)
+	}
+	b.WriteByte('\n')
+	return b.Bytes(), nil
+}
+
+// read reads the child's output to its end. Lines that are no messages are
+// skipped and counted; a line above the limit ends the connection.
+func (w *stdioWire) read(stdout io.Reader) {
+	r := bufio.NewReaderSize(stdout, 16<<10)
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		if len(part) > 0 {
+			w.first.Do(func() { close(w.alive) })
+		}
+		if int64(len(line)+len(part)) > w.limits.LineBytes {
+			w.fail("the server's program wrote a line that is too long")
+			io.Copy(io.Discard, r) //nolint:errcheck // so that the child is not stuck while it is ended
+			return
+		}
+		if errors.Is(err, bufio.ErrBufferFull) {
+			line = append(line, part...)
+			continue
+		}
+		if len(line) > 0 {
+			part = append(line, part...)
+		}
+		w.line(bytes.TrimSpace(part))
+		line = nil
+		if err != nil {
+			w.fail("the server's program closed its output")
+			return
+		}
+	}
+}
+
+func (w *stdioWire) line(data []byte) {
+	if len(data) == 0 {
+		return
+	}
+	w.mu.Lock()
+	batch := data[0] == '[' && w.version == mcp.ProtocolVersion20250326
+	w.mu.Unlock()
+	if batch {
+		all, err := parseBatch(bytes.Clone(data), batchMessages)
+		if err == nil {
+			for i := range all {
+				w.take(&all[i])
+			}
+			return
+		}
+	}
+	if data[0] != '{' {
+		w.garbage()
+		return
+	}
+	m, err := parseMessage(data)
+	if err == nil && m.isResponse() {
+		m, err = parseMessage(bytes.Clone(data)) // the line's buffer is used again
+	}
+	if err != nil {
+		w.garbage()
+		return
+	}
+	w.take(&m)
+}
+
+// garbage counts a line that is no message. It is logged at growing distances,
+// and never with its text, which may hold anything.
+func (w *stdioWire) garbage() {
+	n := w.conn.count.garbage.Add(1)
+	for n >= 10 && n%10 == 0 {
+		n /= 10
+	}
+	if n == 1 {
+		w.log.Warn("server wrote a line that is no message", "count", w.conn.count.garbage.Load())
+	}
+}
+
+// take judges one message of the child.
+func (w *stdioWire) take(m *message) {
+	switch {
+	case m.isResponse():
+		w.deliver(m)
+	case m.isRequest():
+		w.serverAsks(m)
+	case m.method != "":
+		w.mu.Lock()
+		listen := w.listen
+		w.mu.Unlock()
+		if listen == nil {
+			if kind, ok := listKinds[m.method]; ok {
+				w.conn.changed(kind)
+			}
+			return
+		}
+		if listen.note(m) {
+			w.deliver(&message{id: []byte(formatID(listen.id)), result: []byte("{}")})
+		}
+	default:
+		w.conn.count.stray.Add(1)
+	}
+}
+
+// deliver hands a response to the request it names. An error without an id
+// belongs to the only request in flight, if there is only one.
+func (w *stdioWire) deliver(m *message) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id, wait := range w.pending {
+		if m.answers(id) || (m.err != nil && m.hasNullID() && len(w.pending) == 1) {
+			delete(w.pending, id)
+			wait.answer <- *m
+			return
+		}
+	}
+	w.conn.count.stray.Add(1)
+}
+
+// serverAsks answers a request of a legacy server. Which call made the server ask
+// is known only while one call is in flight.
+func (w *stdioWire) serverAsks(m *message) {
+	w.mu.Lock()
+	modern := w.modern
+	if !modern && m.method != string(mcp.MethodPing) {
+		var calls []*waiter
+		for _, wait := range w.pending {
+			if !wait.patient {
+				calls = append(calls, wait)
+			}
+		}
+		if len(calls) == 1 && calls[0].asked == "" {
+			calls[0].asked = shorten(m.method, 128)
+		}
+	}
+	w.mu.Unlock()
+	if modern || len(m.id) > 256 {
+		w.conn.count.stray.Add(1)
+		return
+	}
+	// The reader must not wait for the child to read; a child that neither reads nor
+	// stops asking loses its answers.
+	body := encodeRefusal(*m)
+	select {
+	case w.writing <- struct{}{}:
+		line, err := oneLine(body)
+		if err == nil {
+			w.proc.stdin.SetWriteDeadline(time.Now().Add(time.Second)) //nolint:errcheck // the write fails by itself then
+			if n, err := w.proc.stdin.Write(line); err != nil && n > 0 {
+				defer w.fail("the server's program no longer reads")
+			}
+		}
+		<-w.writing
+	case <-time.After(time.Second):
+		w.conn.count.stray.Add(1)
+	}
+}
+
+// diagnostics logs what the child writes to standard error, up to the limit, and
+// drains the rest.
+func (w *stdioWire) diagnostics(stderr io.Reader) {
+	r := bufio.NewReaderSize(stderr, 4<<10)
+	var logged int64
+	for {
+		part, err := r.ReadSlice('\n')
+		if len(part) > 0 {
+			w.first.Do(func() { close(w.alive) })
+		}
+		if logged < w.limits.StderrBytes && len(part) > 0 {
+			logged += int64(len(part))
+			w.log.Debug("server diagnostics", "text", shorten(string(bytes.ToValidUTF8(bytes.TrimSpace(part), []byte("?"))), 1024))
+			if logged >= w.limits.StderrBytes {
+				w.log.Warn("server diagnostics exceed their limit; the rest is dropped")
+			}
+		}
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return
+		}
+	}
+}
+
+// watch implements wire for modern servers: subscriptions/listen on the one pipe.
+func (w *stdioWire) watch(ctx context.Context, want *watch) (end watchEnd) {
+	wait := &waiter{answer: make(chan message, 1), patient: true}
+	w.mu.Lock()
+	w.pending[want.id], w.listen = wait, want
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		delete(w.pending, want.id)
+		w.listen = nil
+		w.mu.Unlock()
+	}()
+	began := time.Now()
+	if _, err := w.write(ctx, want.body, nil); err != nil {
+		return watchEnd{}
+	}
+	select {
+	case m := <-wait.answer:
+		end.refused = m.err != nil
+	case <-ctx.Done():
+	case <-w.dead:
+		end.refused = true // a new process is a new connection
+	}
+	end.lived = time.Since(began)
+	return end
+}
+
+// close implements wire: it ends the process and everything in its group.
+func (w *stdioWire) close(context.Context) {
+	w.mu.Lock()
+	w.closing = true
+	w.mu.Unlock()
+	w.proc.end(w.limits.Grace)
+	w.fail("closed")
+}

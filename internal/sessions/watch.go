@@ -1,0 +1,182 @@
+package sessions
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	"github.com/mark3labs/mcp-go/mcp"
+)
+
+// watch is the wish to hear of changed lists.
+type watch struct {
+	// id and body are those of subscriptions/listen; unused in the legacy era.
+	id   int64
+	body []byte
+	// opened is called when the stream is known to be open.
+	opened func()
+	// changed is called for each change.
+	changed func(kind string)
+}
+
+// watchEnd says how a stream of changes ended.
+type watchEnd struct {
+	// refused means that the server offers no such stream.
+	refused bool
+	// lived is how long the stream was open.
+	lived time.Duration
+	// retry is the pause that the server asked for.
+	retry time.Duration
+}
+
+// listenBody writes the parameters of subscriptions/listen for the kinds of list
+// whose changes the server announces.
+func listenParams(announced map[string]bool) []byte {
+	filter := map[string]bool{}
+	for kind, name := range map[string]string{
+		KindTool: "toolsListChanged", KindPrompt: "promptsListChanged", KindResourceTemplate: "resourcesListChanged",
+	} {
+		if announced[kind] {
+			filter[name] = true
+		}
+	}
+	b, err := json.Marshal(map[string]any{"notifications": filter})
+	if err != nil {
+		panic(err) // booleans always encode
+	}
+	return b
+}
+
+// watch implements wire: subscriptions/listen in the modern era, the GET stream in
+// the legacy one.
+func (w *httpWire) watch(ctx context.Context, want *watch) (end watchEnd) {
+	verb, body := http.MethodGet, (*sendBody)(nil)
+	if w.modern {
+		verb, body = http.MethodPost, &sendBody{data: want.body}
+	}
+	r, err := w.request(ctx, verb, w.endpoint.Load(), body)
+	if err != nil {
+		return end
+	}
+	if w.modern {
+		r.Header[mcp.HeaderMethod] = []string{string(mcp.MethodSubscriptionsListen)}
+	} else {
+		r.Header["Accept"] = []string{"text/event-stream"}
+	}
+	resp, err := w.rt.RoundTrip(r)
+	if err != nil {
+		return end
+	}
+	defer resp.Body.Close() //nolint:errcheck // read as far as it goes
+	end.retry = retryAfter(resp.Header.Get("Retry-After"), time.Now())
+	stream, err := decoded(resp)
+	if err != nil || resp.StatusCode != http.StatusOK || mediaType(resp.Header) != "text/event-stream" {
+		// Sign-in, rate limits and failures pass; every other answer is the server's
+		// way of saying that it has no such stream.
+		code := resp.StatusCode
+		end.refused = code < 500 && code != http.StatusUnauthorized && code != http.StatusForbidden && code != http.StatusTooManyRequests && code != http.StatusRequestTimeout
+		io.CopyN(io.Discard, resp.Body, refusalBytes) //nolint:errcheck // read for the reuse of the connection
+		return end
+	}
+	began := time.Now()
+	if !w.modern {
+		want.opened()
+	}
+	hint, refused := w.follow(ctx, stream, want)
+	end.lived, end.refused = time.Since(began), refused
+	end.retry = max(end.retry, min(hint, maxRetryAfter))
+	return end
+}
+
+// follow reads a stream of changes to its end and returns the server's retry hint.
+func (w *httpWire) follow(ctx context.Context, stream io.Reader, want *watch) (hint time.Duration, refused bool) {
+	e := newEventReader(stream, streamLimits{event: envelopeSlack, lines: w.limits.EventLines, total: w.limits.NoiseBytes})
+	asked, minute := 0, time.Now()
+	for {
+		ev, err := e.next()
+		if err != nil {
+			return e.retry, false
+		}
+		if ev.name != "" && ev.name != "message" {
+			continue
+		}
+		m, err := parseMessage(ev.data)
+		switch {
+		case err != nil:
+			w.count.garbage.Add(1)
+		case m.isRequest():
+			if time.Since(minute) > time.Minute {
+				asked, minute = 0, time.Now()
+			}
+			if asked++; asked > w.limits.ServerRequests {
+				return e.retry, false
+			}
+			var ignored reply
+			w.serverAsks(ctx, m, &ignored)
+		case m.isResponse():
+			if w.modern && m.answers(want.id) {
+				return e.retry, m.err != nil
+			}
+			w.count.stray.Add(1)
+		case want.note(&m):
+			return e.retry, false
+		}
+	}
+}
+
+// note judges a notification on a stream of changes and reports whether it ends
+// the stream.
+func (want *watch) note(m *message) (over bool) {
+	switch m.method {
+	case string(mcp.MethodNotificationSubscriptionsAcknowledged):
+		want.opened()
+	case string(mcp.MethodNotificationCancelled):
+		named := message{id: member(m.params, "requestId")}
+		return want.body != nil && named.answers(want.id)
+	default:
+		if kind, ok := listKinds[m.method]; ok {
+			want.changed(kind)
+		}
+	}
+	return false
+}
+
+// watching runs until ctx ends: it holds the stream of changes open, and reports
+// a gap each time it opens or breaks.
+func (c *conn) watching(ctx context.Context) {
+	pause := c.pool.limits.Reopen
+	for {
+		id := c.nextID.Add(1)
+		w := &watch{id: id, changed: c.changed, opened: func() {
+			c.setWatching(true)
+			c.changed("")
+		}}
+		if c.era == EraModern {
+			w.body = encodeRequest(id, string(mcp.MethodSubscriptionsListen), listenParams(c.announced), c.pool.meta, nil)
+		}
+		end := c.wire.watch(ctx, w)
+		was := c.setWatching(false)
+		if ctx.Err() != nil || end.refused {
+			return
+		}
+		if was {
+			c.changed("")
+		}
+		if end.lived > time.Minute {
+			pause = c.pool.limits.Reopen
+		}
+		if sleep(ctx, max(jitter(pause), end.retry)) != nil {
+			return
+		}
+		pause = min(2*pause, c.pool.limits.MaxReopen)
+	}
+}
+
+// jitter spreads d over [d, 1.5 d), so that a restarted server is not met by all
+// at once and the least pause still holds.
+func jitter(d time.Duration) time.Duration {
+	return d + time.Duration(rand.Int64N(int64(d)/2+1))
+}
