@@ -181,6 +181,12 @@ func (s *Service) discover(ctx context.Context, pl *plan) error {
 	if err != nil {
 		return err
 	}
+	pl.adopt(rev)
+	return nil
+}
+
+// adopt takes the revision that the decision stands on, and the definition in it.
+func (pl *plan) adopt(rev *catalog.Revision) {
 	pl.revision = rev
 	c := pl.call
 	c.CatalogRevision, c.CatalogContext = rev.ID, rev.Context
@@ -190,7 +196,6 @@ func (s *Service) discover(ctx context.Context, pl *plan) error {
 	if def, ok := rev.Find(c.Name); ok {
 		pl.def, c.DefinitionDigest = def, def.Digest
 	}
-	return nil
 }
 
 // decide fills the input and decides. It is repeated when a transaction finds

@@ -48,6 +48,13 @@ type Session struct {
 	calls *atomic.Int64
 }
 
+// Dry returns a session that exists nowhere: open, with one server and no calls.
+// It is what a dry run decides in.
+func Dry(subject tenant.Subject, serverID string) *Session {
+	return &Session{ID: "dry-run", Subject: subject, ServerIDs: []string{serverID}, State: "OPEN",
+		ExpireTime: time.Now().Add(minTTL), calls: new(atomic.Int64)}
+}
+
 // Open reports whether the session takes calls at this time.
 func (s *Session) Open(now time.Time) bool { return s.State == "OPEN" && now.Before(s.ExpireTime) }
 
