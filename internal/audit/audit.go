@@ -209,7 +209,7 @@ func (l *Log) prepare(key *seal.DataKey, t tenant.ID, e Entry) (Prepared, error)
 // Append inserts an entry in the transaction of what it records and returns its
 // id.
 func (l *Log) Append(ctx context.Context, tx tenant.Tx, e Entry) (string, error) {
-	key, err := l.vault.Key(ctx, tx.Tenant())
+	key, err := l.vault.KeyIn(ctx, tx)
 	if err != nil {
 		return "", err
 	}

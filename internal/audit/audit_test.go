@@ -515,3 +515,60 @@ func BenchmarkPrepare(b *testing.B) {
 		}
 	}
 }
+
+// The first entries of a tenant come in the transaction that makes it, when no
+// other connection can read its key yet.
+func TestRecord_InTheTransactionThatCreatesTheTenant(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	kek, err := seal.NewLocalKEK("k1", make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ring, err := seal.NewRing(kek)
+	if err != nil {
+		t.Fatal(err)
+	}
+	svc, err := tenant.NewService(w.db, ring, w.log, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tn, _, err := svc.CreateTenant(t.Context(), "new", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.sealNow(t, tn.ID)
+	if rep := w.verify(t, tn.ID, nil); !rep.OK || rep.Entries == 0 || !rep.DetailsChecked {
+		t.Errorf("got %+v", rep)
+	}
+}
+
+// As many transactions as there are connections need a key that is not in
+// memory: none may wait for a connection that the others hold.
+func TestAppend_TakesNoSecondConnection(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const conns = 8 // of pgtest's pools
+	ready := make(chan struct{})
+	var in, g sync.WaitGroup
+	in.Add(conns)
+	for i := range conns {
+		g.Go(func() {
+			to := w.newTenant(t)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			err := w.db.InTx(ctx, to, func(ctx context.Context, tx tenant.Tx) error {
+				in.Done()
+				<-ready
+				_, err := w.log.Append(ctx, tx, w.sample(i))
+				return err
+			})
+			if err != nil {
+				t.Errorf("append: %v", err)
+			}
+		})
+	}
+	in.Wait()
+	close(ready)
+	g.Wait()
+}

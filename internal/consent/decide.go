@@ -141,7 +141,7 @@ func (s *Service) end(ctx context.Context, tx tenant.Tx, c Consent, st State, r 
 	if err := s.setState(ctx, tx, c.ID, st); err != nil {
 		return err
 	}
-	kind := "consent.void"
+	kind := "consent.voided"
 	if st == Expired {
 		kind = "consent.expired"
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+	"github.com/bulkhead-mcp/bulkhead/internal/postgres"
 	"github.com/bulkhead-mcp/bulkhead/internal/seal"
 )
 
@@ -39,19 +40,16 @@ func NewVault(db *DB, ring *seal.Ring) *Vault {
 	return &Vault{db: db, ring: ring, now: time.Now, keys: map[ID]cachedDataKey{}}
 }
 
+const dataKeySQL = `SELECT data_key FROM tenants WHERE tenant_id = $1`
+
 // Key returns the tenant's data key, from memory or unwrapped from its row.
 func (v *Vault) Key(ctx context.Context, t ID) (*seal.DataKey, error) {
-	v.mu.Lock()
-	c, ok := v.keys[t]
-	v.mu.Unlock()
-	if ok && v.now().Before(c.until) {
-		return c.key, nil
+	if k := v.cached(t); k != nil {
+		return k, nil
 	}
 	var wrapped []byte
 	err := v.db.Read(ctx, t, func(b *pgx.Batch) {
-		b.Queue(`SELECT data_key FROM tenants WHERE tenant_id = $1`, t).QueryRow(func(row pgx.Row) error {
-			return row.Scan(&wrapped)
-		})
+		b.Queue(dataKeySQL, t).QueryRow(func(row pgx.Row) error { return row.Scan(&wrapped) })
 	})
 	if err != nil {
 		return nil, fault.Wrap(err, "read data key")
@@ -62,6 +60,36 @@ func (v *Vault) Key(ctx context.Context, t ID) (*seal.DataKey, error) {
 	}
 	v.remember(t, k)
 	return k, nil
+}
+
+// KeyIn is Key inside a transaction of the tenant: it reads the row through tx,
+// so that it sees a tenant that tx itself creates, and takes no second
+// connection, for which transactions could wait on each other. The key is
+// remembered when tx commits.
+func (v *Vault) KeyIn(ctx context.Context, tx Tx) (*seal.DataKey, error) {
+	t := tx.Tenant()
+	if k := v.cached(t); k != nil {
+		return k, nil
+	}
+	var wrapped []byte
+	if err := tx.QueryRow(ctx, dataKeySQL, t).Scan(&wrapped); err != nil {
+		return nil, fault.Wrap(postgres.Translate(err), "read data key")
+	}
+	k, err := v.ring.OpenDataKey(ctx, wrapped, dataKeyAAD(t))
+	if err != nil {
+		return nil, fault.Wrap(err, "unwrap data key")
+	}
+	tx.AfterCommit(func() { v.remember(t, k) })
+	return k, nil
+}
+
+func (v *Vault) cached(t ID) *seal.DataKey {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if c, ok := v.keys[t]; ok && v.now().Before(c.until) {
+		return c.key
+	}
+	return nil
 }
 
 func (v *Vault) remember(t ID, k *seal.DataKey) {
