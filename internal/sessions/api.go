@@ -86,9 +86,10 @@ type Request struct {
 	Timeout time.Duration
 	// BeforeSend is called as late as possible before the first byte of the body
 	// is written, on another goroutine than the caller's. An error means that
-	// nothing is sent; Do returns it, with Phase NotSent. It may be called again
-	// when the server refused the request for its protocol version and it is sent
-	// a second time.
+	// nothing is sent; Do returns it, with Phase NotSent. It is called again when
+	// the request is sent a second time: after the server refused it for its
+	// protocol version or redirected it within its origin, and after a connection
+	// broke before it had taken the whole message.
 	BeforeSend func() error
 }
 
@@ -96,7 +97,7 @@ type Request struct {
 type Phase uint8
 
 const (
-	// NotSent means that the server cannot have seen the whole request.
+	// NotSent means that the server cannot have seen the whole message.
 	NotSent Phase = iota
 	// MaybeSent means that bytes went out and no readable answer came back.
 	MaybeSent

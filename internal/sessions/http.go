@@ -182,11 +182,16 @@ func (w *httpWire) unanswered(ctx context.Context, body *sendBody, err error) (r
 	case ctx.Err() != nil:
 		err = ended(ctx).Cause(err)
 	}
+	var op *net.OpError
+	if errors.As(err, &op) && (op.Op == "write" || op.Op == "readfrom") && ctx.Err() == nil {
+		// The kernel did not take the whole message, and no proper part of a JSON
+		// object is a JSON object.
+		unsent = true
+	}
 	if !unsent {
 		return reply{phase: MaybeSent}, err
 	}
-	var op *net.OpError
-	if ctx.Err() == nil && !(errors.As(err, &op) && op.Op == "dial") {
+	if ctx.Err() == nil && !(op != nil && op.Op == "dial") {
 		err = errors.Join(errStale, err)
 	}
 	return reply{}, err

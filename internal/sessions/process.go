@@ -108,23 +108,27 @@ type process struct {
 }
 
 // startProcess starts a runtime's command.
-func startProcess(s *spawner, r Runtime, tempDir string) (p *process, err error) {
+func startProcess(s *spawner, r Runtime, tempDir string) (*process, error) {
 	if len(r.Command) == 0 {
 		return nil, errors.New("the runtime declares no command")
 	}
-	p = &process{exited: make(chan struct{}), gone: make(chan struct{}), drained: make(chan struct{})}
-	if p.dir, err = os.MkdirTemp(tempDir, "bulkhead-stdio-"); err != nil {
+	private, err := os.MkdirTemp(tempDir, "bulkhead-stdio-")
+	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			os.RemoveAll(p.dir) //nolint:errcheck // it is empty
-		}
-	}()
+	p := &process{dir: private, exited: make(chan struct{}), gone: make(chan struct{}), drained: make(chan struct{})}
+	if err := p.prepare(s, r); err != nil {
+		os.RemoveAll(private) //nolint:errcheck // it is empty
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *process) prepare(s *spawner, r Runtime) error {
 	env := r.environment(p.dir)
 	program, err := lookup(r.Command[0], env["PATH"])
 	if err != nil {
-		return nil, err
+		return err
 	}
 	list := make([]string, 0, len(env))
 	for k, v := range env {
@@ -134,7 +138,7 @@ func startProcess(s *spawner, r Runtime, tempDir string) (p *process, err error)
 	if dir == "" {
 		dir = p.dir
 	}
-	return p, p.launch(s, program, r.Command, list, dir)
+	return p.launch(s, program, r.Command, list, dir)
 }
 
 func (p *process) launch(s *spawner, program string, args, env []string, dir string) error {

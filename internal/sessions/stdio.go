@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
@@ -29,7 +30,7 @@ type stdioWire struct {
 	writing chan struct{} // holds one token: whoever has it may write
 	alive   chan struct{} // closed at the child's first byte
 	dead    chan struct{} // closed when nothing more can come
-	once    sync.Once
+	failed  atomic.Bool   // fail was called
 	first   sync.Once
 
 	mu      sync.Mutex
@@ -38,7 +39,6 @@ type stdioWire struct {
 	pending map[int64]*waiter
 	listen  *watch
 	closing bool
-	reason  string
 }
 
 // waiter is a request in flight.
@@ -116,18 +116,19 @@ func (w *stdioWire) speak(era, version string) {
 	w.modern, w.version = era == EraModern, version
 }
 
-// fail ends everything that waits, once, and takes the connection out of use.
+// fail takes the connection out of use and then ends everything that waits, once.
 func (w *stdioWire) fail(why string) {
-	w.once.Do(func() {
-		w.mu.Lock()
-		closing := w.closing
-		w.reason = why
-		w.mu.Unlock()
-		close(w.dead)
-		if !closing {
-			w.conn.pool.drop(w.conn, why, true)
-		}
-	})
+	if !w.failed.CompareAndSwap(false, true) {
+		return
+	}
+	w.mu.Lock()
+	closing := w.closing
+	w.mu.Unlock()
+	if !closing {
+		// First of all, so that who is woken below does not get it again.
+		w.conn.pool.drop(w.conn, why, true)
+	}
+	close(w.dead)
 }
 
 // exchange implements wire.
