@@ -60,6 +60,7 @@ func lookup(program, path string) (string, error) {
 // at its parent's death (PR_SET_PDEATHSIG) is tied to the thread that forked it.
 type spawner struct {
 	once sync.Once
+	over sync.Once
 	work chan func()
 	done chan struct{}
 }
@@ -86,10 +87,10 @@ func (s *spawner) start(fn func()) {
 	<-ran
 }
 
-// stop ends the thread. All children must have ended.
+// stop ends the thread. All children must have ended. It may be called twice.
 func (s *spawner) stop() {
 	s.once.Do(func() { close(s.done) })
-	close(s.work)
+	s.over.Do(func() { close(s.work) })
 	<-s.done
 }
 
