@@ -170,7 +170,8 @@ func (e *execution) finishPlain(o outcome, state State) {
 		}
 		return nil
 	})
-	e.s.changed(e.key.tenant, e.key.id)
+	// Nobody elsewhere can wait for a call that was not recorded before: no signal.
+	e.s.hub.wake(e.key)
 }
 
 // adopt shows the call that already has this request id: this read's own commit

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/authz"
+	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
+	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+	"github.com/bulkhead-mcp/bulkhead/internal/redis"
+	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
+	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
+	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+)
+
+// lister lets the catalog list through the pool of connections, bound by the
+// server's contract where it has one.
+type lister struct {
+	pool      *sessions.Pool
+	contracts *authz.Service
+}
+
+func (l lister) ListDefinitions(ctx context.Context, v catalog.Server, c catalog.Context, kind catalog.Kind) (catalog.Listing, error) {
+	t := sessions.Target{ServerName: v.Name, Transport: string(v.Transport), URL: v.URL, Runtime: v.Runtime, Origin: v.Origin,
+		KnownVersion: v.ProtocolVersion}
+	active, err := l.contracts.Active(ctx, c.Tenant, v.ID)
+	if err != nil {
+		return catalog.Listing{}, err
+	}
+	// An admin's probe looks at what a server can do before there is a contract
+	// for it, or beside the one there is.
+	if active != nil && !c.Probe {
+		t.Versions, t.DowngradeForbidden = active.Contract.Versions, active.Contract.DowngradeForbidden
+	}
+	k := sessions.Key{Tenant: c.Tenant, Server: v.ID, Registration: v.Registration, Subject: c.Subject, Session: c.Session,
+		AccountVersion: c.Account}
+	got, err := l.pool.List(ctx, k, t, kind)
+	if err != nil {
+		return catalog.Listing{}, err
+	}
+	out := catalog.Listing{Items: got.Items, TTL: got.TTL, Public: got.Scope == "public", ProtocolVersion: got.ProtocolVersion,
+		Era: got.Era, Capabilities: got.Capabilities, ServerInfo: got.ServerInfo}
+	for _, r := range got.Rejected {
+		out.Rejected = append(out.Rejected, catalog.Rejected{Item: r.Item, Reason: r.Reason})
+	}
+	return out, nil
+}
+
+// serverFinder finds registrations for sessions that open.
+type serverFinder struct{ catalog *catalog.Service }
+
+func (f serverFinder) Find(ctx context.Context, t tenant.ID, namesOrIDs []string) ([]sessions.ServerRef, error) {
+	out := make([]sessions.ServerRef, len(namesOrIDs))
+	for i, n := range namesOrIDs {
+		v, err := f.catalog.GetServer(ctx, tenant.Principal{Tenant: t}, n)
+		if fault.Is(err, fault.NotFound) {
+			return nil, fault.Field1("servers", "names %q, which is not registered", n)
+		}
+		if err != nil {
+			return nil, err
+		}
+		out[i] = sessions.ServerRef{ID: v.ID, Name: v.Name}
+	}
+	return out, nil
+}
+
+func (f serverFinder) Contracted(ctx context.Context, t tenant.ID, limit int) (out []sessions.ServerRef, err error) {
+	after := ""
+	for len(out) < limit {
+		vs, err := f.catalog.ListServers(ctx, tenant.Principal{Tenant: t}, after, 200)
+		if err != nil || len(vs) == 0 {
+			return out, err
+		}
+		for _, v := range vs {
+			if after = v.Name; v.ActiveContract > 0 && len(out) < limit {
+				out = append(out, sessions.ServerRef{ID: v.ID, Name: v.Name})
+			}
+		}
+	}
+	return out, nil
+}
+
+// changeQueue carries what connections notice to the catalog, off the pool's
+// goroutines.
+type changeQueue struct {
+	catalog *catalog.Service
+	log     *slog.Logger
+	queue   chan catalog.Change
+}
+
+const maxQueuedChanges = 4096
+
+func newChangeQueue(c *catalog.Service, log *slog.Logger) *changeQueue {
+	return &changeQueue{catalog: c, log: log, queue: make(chan catalog.Change, maxQueuedChanges)}
+}
+
+func (q *changeQueue) heard(c sessions.Change) {
+	k := c.Key
+	ch := catalog.Change{Tenant: k.Tenant, ServerID: k.Server, Kind: c.Kind, Reason: "the server announced a change or was reconnected",
+		Context: &catalog.Context{Tenant: k.Tenant, Subject: k.Subject, Session: k.Session, Account: k.AccountVersion}}
+	select {
+	case q.queue <- ch:
+	default:
+		// Too much to carry one by one: nothing that is remembered counts any more.
+		q.catalog.Heard(redis.Event{Gap: true})
+	}
+}
+
+func (q *changeQueue) run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case c := <-q.queue:
+			if err := q.catalog.Invalidate(ctx, c); err != nil && ctx.Err() == nil {
+				q.log.WarnContext(ctx, "invalidate catalog", "tenant", c.Tenant, "server", c.ServerID, "error", err)
+			}
+		}
+	}
+}
+
+// observer counts the work of the catalog.
+type observer struct{ m *telemetry.Metrics }
+
+func (o observer) Listed(t tenant.ID, serverID string, _ catalog.Kind, _ time.Duration, err error) {
+	word := "ok"
+	if err != nil {
+		word = "failed"
+	}
+	o.m.CatalogRefresh(t.String(), serverID, word)
+}
+
+func (o observer) Changed(t tenant.ID, _ string, _ catalog.Kind, n int) {
+	if n > 0 {
+		o.m.SecurityEvent(t.String(), "definition_changed")
+	}
+}
+
+// known remembers the tenants that this replica has authenticated, because a
+// signal names its tenant as text and an id cannot be made from text.
+type known struct {
+	mu  sync.Mutex
+	ids map[string]tenant.ID // at most maxKnown
+}
+
+const maxKnown = 100_000
+
+func (k *known) add(t tenant.ID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.ids) < maxKnown || k.ids[t.String()] == t {
+		k.ids[t.String()] = t
+	}
+}
+
+func (k *known) get(s string) (tenant.ID, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	t, ok := k.ids[s]
+	return t, ok
+}
