@@ -65,13 +65,17 @@ func (c *channel) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.C
 	return nil, answerFor(fault.New(fault.Unimplemented, "METHOD_NOT_FOUND", "no method streams"))
 }
 
-// answerEncoded hands finished JSON to a REST caller and reports whether it
-// could; a gRPC caller needs the message.
-func answerEncoded(ctx context.Context, b []byte) bool {
+// overREST reports whether the caller takes finished JSON by answerEncoded; a
+// gRPC caller needs the message.
+func overREST(ctx context.Context) bool {
 	rq, ok := ctx.Value(requestKey{}).(*request)
-	if !ok || rq.transport != "rest" {
-		return false
+	return ok && rq.transport == "rest"
+}
+
+// answerEncoded hands finished JSON to a REST caller in the place of the message
+// that the service returns.
+func answerEncoded(ctx context.Context, b []byte) {
+	if rq, ok := ctx.Value(requestKey{}).(*request); ok {
+		rq.encoded = b
 	}
-	rq.encoded = b
-	return true
 }

@@ -3,8 +3,10 @@ package api
 import (
 	"context"
 	"strconv"
+	"strings"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
+	"github.com/bulkhead-mcp/bulkhead/internal/calls"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 	pb "github.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1"
@@ -21,6 +23,8 @@ type Contracts interface {
 type contractService struct {
 	pb.UnimplementedContractServiceServer
 	contracts Contracts
+	calls     Calls
+	servers   Servers
 }
 
 func (s *contractService) CreateContract(ctx context.Context, in *pb.CreateContractRequest) (*pb.Contract, error) {
@@ -72,6 +76,38 @@ func (s *contractService) ActivateContract(ctx context.Context, in *pb.ActivateC
 		return nil, err
 	}
 	return contractMessage(r), nil
+}
+
+// CheckContract decides a call that is not made.
+func (s *contractService) CheckContract(ctx context.Context, in *pb.CheckContractRequest) (*pb.CheckContractResponse, error) {
+	source := []byte(in.GetYaml())
+	if in.GetContract() != nil {
+		source = in.GetContract().GetRaw()
+	}
+	who := in.GetSubject()
+	r, err := s.calls.Check(ctx, caller(ctx), s.servers, calls.DryRun{
+		Server: in.GetServer(), Revision: int(in.GetRevision()), Source: source,
+		Subject: subjectOf(who.GetUser()), Groups: who.GetGroups(), Project: who.GetProject(),
+		Tool: in.GetTool(), Arguments: in.GetArguments().GetRaw(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &pb.CheckContractResponse{
+		Decision: decisionMessage(r.Decision, ""), Effect: word[pb.Tool_Effect](pb.Tool_Effect_value, string(r.Effect)),
+		Consent: word[pb.Tool_ConsentRule](pb.Tool_ConsentRule_value, r.Consent), ArgumentsDigest: r.ArgumentsDigest,
+	}, nil
+}
+
+// subjectOf reads source|value; without a source it is the default space.
+func subjectOf(user string) tenant.Subject {
+	if source, value, ok := strings.Cut(user, "|"); ok {
+		return tenant.Subject{Source: source, Value: value}
+	}
+	if user == "" {
+		return tenant.Subject{}
+	}
+	return tenant.Subject{Source: tenant.DefaultSubjectSpace, Value: user}
 }
 
 func contractMessage(r authz.Record) *pb.Contract {

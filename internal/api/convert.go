@@ -48,6 +48,18 @@ func raw(b []byte) *pb.Json {
 // foreign makes text of a server fit for a protobuf string.
 func foreign(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
+// shortened is foreign text for people, cut where nobody reads on.
+func shortened(s string) string {
+	const most = 256
+	s = foreign(s)
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
+}
+
+func ptr[T any](v T) *T { return &v }
+
 // minted returns the caller's id of a create request, or a new one.
 func minted(requestID string) string {
 	if requestID != "" {

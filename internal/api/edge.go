@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
@@ -35,9 +36,10 @@ type Limiter interface {
 }
 
 // Metrics counts finished requests. Method is the full gRPC method, "" for
-// requests that reached none; t is zero before authentication.
+// requests that reached none; t is zero for the operator and before
+// authentication.
 type Metrics interface {
-	Request(t tenant.ID, method, code string, d time.Duration)
+	Request(t tenant.ID, method, code string, took time.Duration)
 }
 
 // request is one request on its way through the edge, over REST or gRPC.
@@ -72,14 +74,6 @@ type edge struct {
 	now       func() time.Time
 }
 
-// RequestID returns the id of the request that ctx belongs to, "" outside of one.
-func RequestID(ctx context.Context) string {
-	if rq, ok := ctx.Value(requestKey{}).(*request); ok {
-		return rq.id
-	}
-	return ""
-}
-
 // caller returns the verified principal. Services only run behind the edge.
 func caller(ctx context.Context) tenant.Principal {
 	p, ok := ctx.Value(principalKey{}).(tenant.Principal)
@@ -93,12 +87,13 @@ func caller(ctx context.Context) tenant.Principal {
 func (e *edge) serve(ctx context.Context, rq *request, method string, in any, next grpc.UnaryHandler) (out any, err error) {
 	start := e.now()
 	r := rules[method]
-	ctx, cancel := context.WithTimeout(context.WithValue(ctx, requestKey{}, rq), r.deadline())
+	ctx = telemetry.With(context.WithValue(ctx, requestKey{}, rq), telemetry.Scope{Request: rq.id, Session: sessionID(in), Call: callID(in, nil)})
+	ctx, cancel := context.WithTimeout(ctx, r.deadline())
 	defer cancel()
 	var p tenant.Principal
 	defer func() {
 		if v := recover(); v != nil {
-			e.log.ErrorContext(ctx, "panic", "request_id", rq.id, "method", method, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			e.log.ErrorContext(ctx, "panic", "method", method, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			out, err = nil, fault.New(fault.Internal, "INTERNAL", "internal error")
 		}
 		err = e.finish(ctx, rq, method, p, in, out, err, e.now().Sub(start))
@@ -109,6 +104,7 @@ func (e *edge) serve(ctx context.Context, rq *request, method string, in any, ne
 	if p, err = e.admit(ctx, rq, r, method, in); err != nil {
 		return nil, err
 	}
+	ctx = telemetry.With(ctx, telemetry.Scope{Tenant: p.Tenant.String()})
 	return next(context.WithValue(ctx, principalKey{}, p), in)
 }
 
@@ -191,18 +187,11 @@ func (e *edge) finish(ctx context.Context, rq *request, method string, p tenant.
 		e.metrics.Request(p.Tenant, method, code.String(), d)
 	}
 	if e.log.Enabled(ctx, level) {
-		attrs := make([]slog.Attr, 0, 14)
+		ctx = telemetry.With(ctx, telemetry.Scope{Request: rq.id, Tenant: p.Tenant.String(), Call: callID(in, out)})
+		attrs := make([]slog.Attr, 0, 8)
 		attrs = append(attrs,
-			slog.String("request_id", rq.id), slog.String("transport", rq.transport), slog.String("method", method),
-			slog.String("code", code.String()), slog.Duration("duration", d),
-			slog.String("tenant_id", p.Tenant.String()), slog.String("key_id", p.KeyID),
-			slog.String("remote", rq.remote.String()))
-		if m, ok := in.(interface{ GetSessionId() string }); ok {
-			attrs = append(attrs, slog.String("session_id", m.GetSessionId()))
-		}
-		if id := callID(in, out); id != "" {
-			attrs = append(attrs, slog.String("call_id", id))
-		}
+			slog.String("transport", rq.transport), slog.String("method", method), slog.String("code", code.String()),
+			slog.Duration("took", d), slog.String("key_id", p.KeyID), slog.String("remote", rq.remote.String()))
 		if err != nil {
 			attrs = append(attrs, slog.String("reason", a.reason), slog.String("error", detail(err)))
 		}
@@ -214,6 +203,14 @@ func (e *edge) finish(ctx context.Context, rq *request, method string, p tenant.
 	return a
 }
 
+func sessionID(in any) string {
+	if m, ok := in.(interface{ GetSessionId() string }); ok {
+		return m.GetSessionId()
+	}
+	return ""
+}
+
+// callID is the call that a request is about or that it made.
 func callID(in, out any) string {
 	for _, m := range []any{in, out} {
 		if c, ok := m.(interface{ GetCallId() string }); ok && c.GetCallId() != "" {

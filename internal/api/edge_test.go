@@ -33,6 +33,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
 	"github.com/bulkhead-mcp/bulkhead/internal/consent"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 	pb "github.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1"
 )
@@ -195,8 +196,8 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 	t.Helper()
 	d := &fakeDomain{}
 	r := &rig{fakeDomain: d, t: t, log: &bytes.Buffer{}, logM: &sync.Mutex{}}
-	c := Config{MaxRequestBytes: testLimit, Log: slog.New(slog.NewJSONHandler(lockedWriter{r.logM, r.log}, nil)), Auth: d,
-		Services: Services{Tenants: d, Keys: d, Contracts: fakeContracts{d}, Consents: fakeConsents{d}, Audit: fakeAudit{d}}}
+	c := Config{MaxRequestBytes: testLimit, Log: telemetry.NewLogger(lockedWriter{r.logM, r.log}, slog.LevelInfo), Auth: d,
+		Services: d.services()}
 	for _, f := range change {
 		f(&c)
 	}
@@ -766,11 +767,9 @@ func (f limiterFunc) Allow(_ context.Context, p tenant.Principal, method string)
 	return f(p, method)
 }
 
-type metricsFunc func(t tenant.ID, method, code string, d time.Duration)
+type metricsFunc func(t tenant.ID, method, code string)
 
-func (f metricsFunc) Request(t tenant.ID, method, code string, d time.Duration) {
-	f(t, method, code, d)
-}
+func (f metricsFunc) Request(t tenant.ID, method, code string, _ time.Duration) { f(t, method, code) }
 
 func TestLimitMetricsAndLog(t *testing.T) {
 	t.Parallel()
@@ -783,10 +782,10 @@ func TestLimitMetricsAndLog(t *testing.T) {
 			}
 			return nil
 		})
-		c.Metrics = metricsFunc(func(t tenant.ID, method, code string, d time.Duration) {
+		c.Metrics = metricsFunc(func(t tenant.ID, method, code string) {
 			mu.Lock()
 			defer mu.Unlock()
-			seen = append(seen, fmt.Sprintf("%s %s %s", t, method, code))
+			seen = append(seen, t.String()+" "+method+" "+code)
 		})
 	})
 	r.rest("GET", "/v1/keys", "", as("admin")...)
@@ -822,7 +821,7 @@ func TestServe_Stop(t *testing.T) {
 	for _, grace := range []time.Duration{time.Minute, 10 * time.Millisecond} {
 		d := &fakeDomain{block: make(chan struct{})}
 		s, err := New(Config{Log: slog.New(slog.DiscardHandler), Auth: d,
-			Services: Services{Tenants: d, Keys: d, Contracts: fakeContracts{d}, Consents: fakeConsents{d}, Audit: fakeAudit{d}}})
+			Services: d.services()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -166,8 +166,8 @@ func (e *edge) restError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Mar
 }
 
 var (
-	mismatch = regexp.MustCompile(`^type mismatch, parameter: ([a-z_]+),`)
-	ruleText = regexp.MustCompile(`^([A-Za-z0-9_.-]{1,64}): (.*)$`)
+	wrongType = regexp.MustCompile(`^type mismatch, parameter: ([a-z_]+),`)
+	ruleText  = regexp.MustCompile(`^([A-Za-z0-9_.-]{1,64}): (.*)$`)
 )
 
 // gatewayFault reads the gateway's own errors, which are only text.
@@ -180,7 +180,7 @@ func gatewayFault(err error) error {
 	if !ok || st.Code() != codes.InvalidArgument {
 		return err
 	}
-	if m := mismatch.FindStringSubmatch(st.Message()); m != nil {
+	if m := wrongType.FindStringSubmatch(st.Message()); m != nil {
 		return fault.Field1(jsonName(m[1]), "must be an integer")
 	}
 	if m := ruleText.FindStringSubmatch(st.Message()); m != nil {

@@ -91,7 +91,7 @@ type Contract struct {
 	// 1, 2, 3 … for each server.
 	Revision int32          `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
 	State    Contract_State `protobuf:"varint,5,opt,name=state,proto3,enum=bulkhead.v1.Contract_State" json:"state,omitempty"`
-	// The canonical contract, with every default written out.
+	// The canonical contract, as given and without defaults.
 	Contract     *Json                  `protobuf:"bytes,6,opt,name=contract,proto3" json:"contract,omitempty"`
 	CreateTime   *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
 	ActivateTime *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=activate_time,json=activateTime,proto3" json:"activate_time,omitempty"`
@@ -729,7 +729,8 @@ func (x *CheckContractResponse) GetArgumentsDigest() string {
 	return ""
 }
 
-// Subject is whom the call would be made for.
+// Subject is whom the call would be made for. The user is written
+// source|value; without a source it is one of the default space.
 type CheckContractRequest_Subject struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
@@ -854,7 +855,7 @@ const file_bulkhead_v1_contract_service_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\x04tool\x12/\n" +
 	"\targuments\x18\a \x01(\v2\x11.bulkhead.v1.JsonR\targuments\x1av\n" +
 	"\aSubject\x12\x1c\n" +
-	"\x04user\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x04user\x12)\n" +
+	"\x04user\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x04user\x12)\n" +
 	"\x06groups\x18\x02 \x03(\tB\x11\xbaH\x0e\x92\x01\v\x10d\"\ar\x05\x10\x01\x18\x80\x02R\x06groups\x12\"\n" +
 	"\aproject\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\aprojectB\b\n" +
 	"\x06source\"\xe0\x01\n" +

@@ -1,0 +1,356 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/authz"
+	"github.com/bulkhead-mcp/bulkhead/internal/calls"
+	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
+	"github.com/bulkhead-mcp/bulkhead/internal/contract"
+	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
+	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+	pb "github.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1"
+)
+
+func (d *fakeDomain) services() Services {
+	return Services{Tenants: d, Keys: d, Servers: fakeServers{d}, Offers: fakeServers{d}, Contracts: fakeContracts{d}, ActiveContracts: fakeServers{d},
+		Sessions: fakeSessions{d}, Connections: fakeSessions{d}, Calls: fakeCalls{d}, Consents: fakeConsents{d}, Audit: fakeAudit{d}}
+}
+
+const (
+	calendarID = "srv_00000000000000000000000001"
+	mailID     = "srv_00000000000000000000000002"
+	sessionOne = "ses_00000000000000000000000001"
+	callOne    = "call_00000000000000000000000001"
+	digestOne  = "doc-1:sha256:1111111111111111111111111111111111111111111111111111111111111111"
+	digestTwo  = "doc-1:sha256:2222222222222222222222222222222222222222222222222222222222222222"
+)
+
+type fakeServers struct{ *fakeDomain }
+
+func (d fakeServers) server(idOrName string) (catalog.Server, error) {
+	for _, v := range []catalog.Server{
+		{ID: calendarID, Name: "calendar", Transport: catalog.HTTP, URL: "https://calendar.example/mcp", Origin: "https://calendar.example",
+			Isolation: catalog.PerUser, AuthorizationMode: "NONE", Registration: 2, Era: "MODERN", ActiveContract: 3, ActiveContractID: "mcp-host-contract@sha256:00"},
+		{ID: mailID, Name: "mail", Transport: catalog.Stdio, Runtime: "mail", Origin: "stdio:mail", Isolation: catalog.PerSession, AuthorizationMode: "NONE"},
+	} {
+		if v.ID == idOrName || v.Name == idOrName {
+			return v, nil
+		}
+	}
+	return catalog.Server{}, fault.New(fault.NotFound, "SERVER_NOT_FOUND", "no such server")
+}
+
+func (d fakeServers) CreateServer(ctx context.Context, p tenant.Principal, spec catalog.ServerSpec, requestID string) (catalog.Server, error) {
+	return catalog.Server{ID: calendarID, Name: spec.Name, Transport: catalog.HTTP, URL: spec.URL}, d.note(ctx, "CreateServer %+v", spec)
+}
+func (d fakeServers) GetServer(ctx context.Context, p tenant.Principal, idOrName string) (catalog.Server, error) {
+	return d.server(idOrName)
+}
+func (d fakeServers) ListServers(ctx context.Context, p tenant.Principal, after string, limit int) ([]catalog.Server, error) {
+	return nil, d.note(ctx, "ListServers %q %d", after, limit)
+}
+func (d fakeServers) UpdateServer(ctx context.Context, p tenant.Principal, idOrName string, up catalog.ServerUpdate) (catalog.Server, error) {
+	text, _ := json.Marshal(up)
+	v, err := d.server(idOrName)
+	if err != nil {
+		return v, err
+	}
+	return v, d.note(ctx, "UpdateServer %s", text)
+}
+func (d fakeServers) DeleteServer(ctx context.Context, p tenant.Principal, idOrName string) error {
+	return d.note(ctx, "DeleteServer %s", idOrName)
+}
+func (d fakeServers) ProbeServer(ctx context.Context, p tenant.Principal, idOrName string) (catalog.Probe, error) {
+	if idOrName == "mail" {
+		return catalog.Probe{Failure: fault.New(fault.Unavailable, "CONNECT_FAILED", "no answer").In(fault.Transport)}, d.note(ctx, "Probe")
+	}
+	return catalog.Probe{Reachable: true, Era: "MODERN", ProtocolVersion: "2026-07-28", Capabilities: []byte(`{"tools": {}}`),
+		ServerInfo: []byte(`{"name":"Cal\u00e9ndar","version":"1"}`), Kinds: []catalog.ProbedKind{{Kind: catalog.Tool, Callable: 2, Quarantined: 1}}}, d.note(ctx, "Probe")
+}
+func (d fakeServers) Definitions(ctx context.Context, p tenant.Principal, idOrName string, kind catalog.Kind, refresh bool) (*catalog.Revision, error) {
+	return d.revision(), d.note(ctx, "Definitions %s %v", kind, refresh)
+}
+func (d fakeServers) revision() *catalog.Revision {
+	def := func(name, digest, quarantine string) catalog.Definition {
+		return catalog.Definition{Kind: catalog.Tool, Name: name, ModelName: "calendar__" + name, Digest: digest, Title: "Title of " + name,
+			Raw: json.RawMessage(`{"name": "` + name + `","n":1.0}`), Quarantine: quarantine}
+	}
+	return &catalog.Revision{ID: "cat_1", Tenant: someTenant, ServerID: calendarID, Kind: catalog.Tool, ProtocolVersion: "2026-07-28", Era: "MODERN",
+		Capabilities: []byte(`{"tools":{}}`), Findings: []catalog.Finding{{Code: "CATALOG_STALE", Detail: "no answer"}}, Definitions: []catalog.Definition{
+			def("free", digestOne, ""), def("draft", digestTwo, ""), def("staff_only", digestOne, ""), def("unnamed", digestOne, ""), def("draft", digestTwo, "twice")}}
+}
+func (d fakeServers) Current(ctx context.Context, v catalog.Server, c catalog.Context, kind catalog.Kind, maxAge time.Duration) (*catalog.Revision, error) {
+	return d.revision(), d.note(ctx, "Current %s %s %s %s", v.Name, c.Subject, c.Session, maxAge)
+}
+func (d fakeServers) Encoded(r *catalog.Revision, allowedKey string, build func() []byte) []byte {
+	return build()
+}
+func (d fakeServers) Active(ctx context.Context, t tenant.ID, serverID string) (*authz.Active, error) {
+	if serverID != calendarID {
+		return nil, nil
+	}
+	c, err := contract.Parse([]byte(`
+server: calendar
+transport: http
+protocol: {versions: ["2026-07-28"], downgrade: forbid}
+origin: https://calendar.example
+methods: [tools/list, tools/call]
+tools:
+  - {name: free, definition: "` + digestOne + `", effect: read, consent: none}
+  - {name: draft, definition: "` + digestOne + `", effect: write, consent: call}
+  - {name: staff_only, definition: any, effect: destructive, consent: call, subjects: {groups: [staff]}}
+`))
+	return &authz.Active{Contract: c, Revision: 3}, err
+}
+
+type fakeSessions struct{ *fakeDomain }
+
+func (d fakeSessions) session(id string, p tenant.Principal) *sessions.Session {
+	return &sessions.Session{ID: id, Subject: p.Subject, ServerIDs: []string{calendarID, mailID, "srv_gone"}, State: "OPEN", ExpireTime: time.Now().Add(time.Hour)}
+}
+func (d fakeSessions) Create(ctx context.Context, p tenant.Principal, r sessions.OpenRequest) (*sessions.Session, error) {
+	return d.session(sessionOne, p), d.note(ctx, "Create %v %s %s", r.Servers, r.TTL, r.RequestID)
+}
+func (d fakeSessions) Get(ctx context.Context, p tenant.Principal, id string) (*sessions.Session, error) {
+	return d.session(id, p), nil
+}
+func (d fakeSessions) List(ctx context.Context, p tenant.Principal, after string, limit int) ([]*sessions.Session, error) {
+	return []*sessions.Session{d.session(sessionOne, p)}, d.note(ctx, "Sessions.List %q %d", after, limit)
+}
+func (d fakeSessions) Close(ctx context.Context, p tenant.Principal, id string) (*sessions.Session, error) {
+	return d.session(id, p), d.note(ctx, "Close %s", id)
+}
+func (d fakeSessions) Connections(t tenant.ID, match func(sessions.Key) bool) (out []sessions.ConnectionInfo) {
+	alice, bob := tenant.Subject{Source: "default", Value: "alice"}, tenant.Subject{Source: "default", Value: "bob"}
+	for i, k := range []sessions.Key{
+		{Tenant: t, Server: calendarID, Subject: alice}, {Tenant: t, Server: calendarID, Subject: bob},
+		{Tenant: t, Server: mailID, Subject: alice, Session: sessionOne}, {Tenant: t, Server: mailID, Subject: alice, Session: "ses_other"},
+		{Tenant: t, Server: "srv_other", Subject: alice}, {Tenant: t, Server: calendarID},
+	} {
+		if match(k) {
+			out = append(out, sessions.ConnectionInfo{ID: fmt.Sprintf("con_%d", i), Key: k, Transport: "HTTP", State: "DISCOVERED"})
+		}
+	}
+	return out
+}
+
+type fakeCalls struct{ *fakeDomain }
+
+func (d fakeCalls) call(id string) *calls.Call {
+	end := time.Unix(1_790_000_001, 0)
+	return &calls.Call{ID: id, SessionID: sessionOne, Subject: tenant.Subject{Source: "default", Value: "alice"}, ServerName: "calendar", Origin: "https://calendar.example",
+		Kind: "TOOL", Name: "free", RequestID: "r1", Arguments: []byte(`{"n":1.0}`), State: calls.Failed, Revision: 3, Effect: calls.Read, Recorded: true,
+		ConsentID: "cns_1", ConsentExpire: &end, Result: []byte(`{"isError": true}`), Error: &calls.Error{Layer: calls.LayerTool, Code: "TOOL_ERROR", Message: "bad\xff", Data: []byte(`{"a": 1.0}`)},
+		Findings: []string{"CATALOG_STALE: no answer: yet"}, Decision: authz.Decision{Outcome: authz.Ask, FirstFailed: authz.CheckConsent,
+			Checks: []authz.Result{{Check: authz.CheckProtocol, Passed: true}, {Check: authz.CheckConsent, Detail: "ask"}}},
+		Attempts: []calls.Attempt{{Number: 1, Phase: calls.Answered, Outcome: "FAILED", StartTime: end, EndTime: &end}}, FinishTime: &end}
+}
+func (d fakeCalls) Propose(ctx context.Context, p tenant.Principal, r calls.Proposal) (*calls.Call, error) {
+	return d.call(callOne), d.note(ctx, "Propose %s %s %s %s %s %s for %s", r.SessionID, r.Server, r.Tool, r.Arguments, r.RequestID, r.Wait, p.Subject)
+}
+func (d fakeCalls) Get(ctx context.Context, p tenant.Principal, id string, wait time.Duration, after int) (*calls.Call, error) {
+	return d.call(id), d.note(ctx, "Calls.Get %s %s %d", id, wait, after)
+}
+func (d fakeCalls) List(ctx context.Context, p tenant.Principal, f calls.Filter) ([]*calls.Call, error) {
+	return nil, d.note(ctx, "Calls.List %+v", f)
+}
+func (d fakeCalls) Cancel(ctx context.Context, p tenant.Principal, id string) (*calls.Call, error) {
+	return d.call(id), d.note(ctx, "Cancel %s", id)
+}
+func (d fakeCalls) Check(ctx context.Context, p tenant.Principal, defs calls.Definitions, r calls.DryRun) (calls.DryRunResult, error) {
+	return calls.DryRunResult{Decision: authz.Decision{Outcome: authz.Deny}, Effect: calls.Write, Consent: "CALL", ArgumentsDigest: "args-1:sha256:00"},
+		d.note(ctx, "Check %s %d %s %s %s %s", r.Server, r.Revision, r.Source, r.Subject, r.Tool, r.Arguments)
+}
+
+// Each request reaches the domain with what it said, in the default and in the
+// given case.
+func TestServices_PassOn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	admin, alice := jsonAs("admin"), append(jsonAs("service"), "Bulkhead-User", "alice")
+	for _, c := range []struct {
+		method, path, body string
+		headers            []string
+		want               string
+	}{
+		{"POST", "/v1/servers", `{"name":"cal","http":{"url":"https://c.example/mcp"},"isolation":"PER_SESSION","authorization":{"mode":"NONE"}}`, admin,
+			`CreateServer {Name:cal DisplayName: URL:https://c.example/mcp Runtime: Isolation:PER_SESSION AuthorizationMode:NONE SharedStateAcknowledged:false}`},
+		{"POST", "/v1/servers", `{"name":"fs","stdio":{"runtime":"files"}}`, admin,
+			`CreateServer {Name:fs DisplayName: URL: Runtime:files Isolation: AuthorizationMode: SharedStateAcknowledged:false}`},
+		{"PATCH", "/v1/servers/calendar", `{"displayName":"","http":{"url":"https://d.example"}}`, admin,
+			`UpdateServer {"DisplayName":"","URL":"https://d.example","Runtime":null,"Isolation":null,"AuthorizationMode":null,"SharedStateAcknowledged":null}`},
+		{"PATCH", "/v1/servers/calendar", `{"isolation":"PER_TENANT","updateMask":"isolation,sharedStateAcknowledged"}`, admin,
+			`UpdateServer {"DisplayName":null,"URL":null,"Runtime":null,"Isolation":"PER_TENANT","AuthorizationMode":null,"SharedStateAcknowledged":false}`},
+		{"DELETE", "/v1/servers/calendar", "", admin, "DeleteServer calendar"},
+		{"GET", "/v1/servers?pageSize=200", "", admin, `ListServers "" 201`},
+		{"GET", "/v1/servers/calendar/definitions?refresh=true", "", admin, "Definitions tool true"},
+		{"POST", "/v1/servers/calendar/contracts:check", `{"tool":"free","subject":{"user":"alice"},"arguments":{"a": 1.0}}`, admin, `Check calendar 0  default|alice free {"a": 1.0}`},
+		{"POST", "/v1/servers/calendar/contracts:check", `{"tool":"free","subject":{"user":"idp|bob"},"yaml":"server: calendar"}`, admin, `Check calendar 0 server: calendar idp|bob free `},
+		{"POST", "/v1/servers/calendar/contracts:check", `{"tool":"free","revision":7}`, admin, `Check calendar 7   free `},
+		{"POST", "/v1/sessions", `{"servers":["calendar"],"ttl":"8h","requestId":"r"}`, alice, "Create [calendar] 8h0m0s r"},
+		{"DELETE", "/v1/sessions/" + sessionOne, "", alice, "Close " + sessionOne},
+		{"POST", "/v1/sessions/" + sessionOne + "/calls", `{"server":"calendar","tool":"free","arguments":{"a": 1.0},"requestId":"r"}`, alice,
+			"Propose " + sessionOne + ` calendar free {"a": 1.0} r 10s for default|alice`},
+		{"POST", "/v1/sessions/" + sessionOne + "/calls", `{"server":"calendar","tool":"free","wait":"0s"}`, alice,
+			"Propose " + sessionOne + ` calendar free   0s for default|alice`},
+		{"GET", "/v1/calls/" + callOne + "?wait=5s&afterRevision=2", "", alice, "Calls.Get " + callOne + " 5s 2"},
+		{"GET", "/v1/calls/" + callOne, "", alice, "Calls.Get " + callOne + " 0s 0"},
+		{"POST", "/v1/calls/" + callOne + ":cancel", "", alice, "Cancel " + callOne},
+		{"GET", "/v1/sessions/" + sessionOne + "/calls?state=UNCERTAIN&pageSize=3", "", alice, "Calls.List {SessionID:" + sessionOne + " State:UNCERTAIN Before: Limit:4}"},
+		{"GET", "/v1/consents?state=PENDING", "", alice, "Consents.List PENDING"},
+		{"POST", "/v1/consents/cns_00000000000000000000000001:decide", `{"decision":"APPROVE"}`, jsonAs("approver"), "Consents.Decide cns_00000000000000000000000001 true"},
+		{"POST", "/v1/auditEntries:verify", "", jsonAs("auditor"), "Audit.Verify false"},
+	} {
+		r.taken()
+		a := r.rest(c.method, c.path, c.body, c.headers...)
+		if got := r.taken(); a.code != 200 || len(got) == 0 || got[0] != c.want {
+			t.Errorf("%s %s: %d, %q, want %q\n%s", c.method, c.path, a.code, got, c.want, a.body)
+		}
+	}
+}
+
+func TestServices_Refuse(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	admin, alice := jsonAs("admin"), append(jsonAs("service"), "Bulkhead-User", "alice")
+	calls := "/v1/sessions/" + sessionOne + "/calls"
+	for _, c := range []struct {
+		method, path, body string
+		headers            []string
+		field              string
+	}{
+		{"POST", "/v1/servers", `{"name":"Cal","http":{"url":"https://c.example"}}`, admin, "name: "},
+		{"POST", "/v1/servers", `{"name":"cal","http":{"url":"no url"}}`, admin, "http.url: "},
+		{"POST", "/v1/servers", `{"name":"cal"}`, admin, "transport: "},
+		{"POST", "/v1/servers", `{"name":"cal","stdio":{"runtime":"x"},"authorization":{}}`, admin, "authorization.mode: "},
+		{"PATCH", "/v1/servers/calendar", `{"name":"x"}`, admin, "name: unknown field"},
+		{"PATCH", "/v1/servers/calendar", `{"displayName":"x","updateMask":"isolation"}`, admin, ""},
+		{"PATCH", "/v1/servers/calendar", `{"updateMask":"isolation"}`, admin, "isolation: is named by updateMask but absent"},
+		{"PATCH", "/v1/servers/calendar", `{"updateMask":"serverId"}`, admin, "updateMask: names serverId"},
+		{"POST", "/v1/sessions", `{"ttl":"1s"}`, alice, "ttl: "},
+		{"POST", "/v1/sessions", `{"ttl":"169h"}`, alice, "ttl: "},
+		{"POST", "/v1/sessions", `{"servers":["a","a"]}`, alice, "servers: "},
+		{"POST", calls, `{"server":"calendar"}`, alice, "tool: "},
+		{"POST", calls, `{"server":"calendar","tool":"a","wait":"61s"}`, alice, "wait: "},
+		{"POST", calls, `{"server":"calendar","tool":"a","wait":"-1s"}`, alice, "wait: "},
+		{"POST", calls, `{"server":"calendar","tool":"a","requestId":"a b"}`, alice, "requestId: "},
+		{"POST", calls, `{"server":"calendar","tool":"a","resource":"x"}`, alice, "resource: unknown field"},
+		{"POST", "/v1/consents/cns_00000000000000000000000001:decide", `{"decision":"APPROVE","grant":{}}`, jsonAs("approver"), "grant: unknown field"},
+		{"POST", "/v1/consents/cns_00000000000000000000000001:decide", `{}`, jsonAs("approver"), "decision: "},
+		{"GET", "/v1/sessions/" + sessionOne + "/tools?format=OPENAI", "", alice, "format: must be one of MCP"},
+		{"POST", "/v1/auditEntries:verify", `{"checkpoint":{}}`, jsonAs("auditor"), "checkpoint."},
+	} {
+		r.taken()
+		a := r.rest(c.method, c.path, c.body, c.headers...)
+		if got := r.taken(); a.code != 400 || !strings.HasPrefix(a.field(), c.field) || len(got) > 0 {
+			t.Errorf("%s %s: %d %q, want %q, reached %q\n%s", c.method, c.path, a.code, a.field(), c.field, got, a.body)
+		}
+	}
+}
+
+func TestTools_EqualOverBoth(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for groups, want := range map[string]string{"": "free", "staff": "free staff_only"} {
+		headers := asUser("service", "alice")
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer service", "bulkhead-user", "alice")
+		if groups != "" {
+			headers = append(headers, "Bulkhead-Groups", groups)
+			ctx = metadata.AppendToOutgoingContext(ctx, "bulkhead-groups", groups)
+		}
+		a := r.rest("GET", "/v1/sessions/"+sessionOne+"/tools", "", headers...)
+		if a.code != 200 {
+			t.Fatalf("%d %s", a.code, a.body)
+		}
+		viaREST := &pb.ListToolsResponse{}
+		if err := decodeBody(a.body, viaREST); err != nil {
+			t.Fatalf("%v in %s", err, a.body)
+		}
+		viaGRPC, err := pb.NewCatalogServiceClient(r.conn).ListTools(ctx, &pb.ListToolsRequest{SessionId: sessionOne})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !proto.Equal(viaREST, viaGRPC) {
+			t.Errorf("REST %v\ngRPC %v", viaREST, viaGRPC)
+		}
+		var names []string
+		for _, tool := range viaREST.GetTools() {
+			names = append(names, tool.GetName())
+		}
+		if got := strings.Join(names, " "); got != want {
+			t.Errorf("groups %q see %q, want %q", groups, got, want)
+		}
+		if !strings.Contains(string(a.body), `"definition":{"name": "free","n":1.0}`) {
+			t.Errorf("a definition was changed: %s", a.body)
+		}
+		if fs := viaREST.GetFindings(); len(fs) != 1 || fs[0].GetCode() != "CATALOG_STALE" || fs[0].GetDetail() != "calendar: no answer" {
+			t.Errorf("findings %v", fs)
+		}
+		again := r.rest("GET", "/v1/sessions/"+sessionOne+"/tools", "", headers...)
+		if string(again.body) != string(a.body) {
+			t.Error("the same list is encoded differently")
+		}
+		if q := r.rest("GET", "/v1/sessions/"+sessionOne+"/tools?query=TITLE%20staff", "", headers...); strings.Contains(string(q.body), `"name":"staff_only"`) != (groups != "") ||
+			strings.Contains(string(q.body), `"name":"free"`) {
+			t.Errorf("query: %s", q.body)
+		}
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	alice := asUser("service", "alice")
+	for path, wants := range map[string][]string{
+		"/v1/calls/" + callOne: {`"state":"FAILED"`, `"recorded":"DURABLE"`, `"result":{"isError": true}`, `"arguments":{"n":1.0}`, `"layer":"TOOL"`, `"message":"bad` + "\ufffd" + `"`,
+			`"data":{"a": 1.0}`, `"untrusted":true,"findings":[{"code":"CATALOG_STALE","detail":"no answer: yet"}]`, `"url":""`, `"firstFailed":"consent"`,
+			`{"check":"protocol","passed":true,"detail":""}`, `"phase":"ANSWERED"`, `"timings":{"negotiation":"0s"`, `"effect":"READ"`, `"subject":"default|alice"`},
+		"/v1/sessions/" + sessionOne: {`"servers":[{"server":"calendar","serverId":"` + calendarID + `"},{"server":"mail","serverId":"` + mailID + `"},{"server":"","serverId":"srv_gone"}]`,
+			`"state":"OPEN"`},
+		"/v1/sessions/" + sessionOne + "/connections": {`"connectionId":"con_0"`, `"connectionId":"con_2"`, `"connectionId":"con_5"`},
+		"/v1/servers/calendar":                        {`"http":{"url":"https://calendar.example/mcp"}`, `"activeContract":{"contractId":"mcp-host-contract@sha256:00","revision":3}`, `"era":"MODERN"`},
+		"/v1/servers/mail":                            {`"stdio":{"runtime":"mail"}`, `"isolation":"PER_SESSION"`, `"era":"ERA_UNSPECIFIED"`},
+	} {
+		a := r.rest("GET", path, "", alice...)
+		for _, want := range wants {
+			if a.code != 200 || !strings.Contains(string(a.body), want) {
+				t.Errorf("%s: no %s in %d %s", path, want, a.code, a.body)
+			}
+		}
+		if strings.HasSuffix(path, "connections") && strings.Count(string(a.body), "connectionId") != 3 {
+			t.Errorf("foreign connections: %s", a.body)
+		}
+	}
+	admin := as("admin")
+	a := r.rest("GET", "/v1/servers/calendar/definitions", "", admin...)
+	for _, want := range []string{`"name":"free","definitionDigest":"` + digestOne + `","definition":{"name": "free","n":1.0},"review":"PINNED","pinnedDigest":"` + digestOne + `"`,
+		`"review":"CHANGED","pinnedDigest":"` + digestOne + `"`, `"review":"ANY"`, `"review":"UNPINNED"`, `"quarantine":"twice"`} {
+		if !strings.Contains(string(a.body), want) {
+			t.Errorf("no %s in %s", want, a.body)
+		}
+	}
+	a = r.rest("POST", "/v1/servers/calendar:probe", "", admin...)
+	for _, want := range []string{`"reachable":true`, `"implementationName":"Caléndar"`, `"tools":3`, `"capabilities":{"tools": {}}`, `"era":"MODERN"`} {
+		if !strings.Contains(string(a.body), want) {
+			t.Errorf("no %s in %s", want, a.body)
+		}
+	}
+	a = r.rest("POST", "/v1/servers/mail:probe", "", admin...)
+	if !strings.Contains(string(a.body), `"failure":{"layer":"TRANSPORT","code":"CONNECT_FAILED","message":"no answer"}`) {
+		t.Errorf("%s", a.body)
+	}
+	a = r.rest("POST", "/v1/servers/calendar/contracts:check", `{"tool":"free"}`, jsonAs("admin")...)
+	if !strings.Contains(string(a.body), `"outcome":"DENY"`) || !strings.Contains(string(a.body), `"effect":"WRITE","consent":"CALL","argumentsDigest":"args-1:sha256:00"`) {
+		t.Errorf("%s", a.body)
+	}
+}
