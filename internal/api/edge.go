@@ -35,11 +35,10 @@ type Limiter interface {
 	Allow(ctx context.Context, p tenant.Principal, method string) error
 }
 
-// Metrics counts finished requests. Method is the full gRPC method, "" for
-// requests that reached none; t is zero for the operator and before
-// authentication.
+// Metrics counts finished requests; *telemetry.Metrics is one. Method is the full
+// gRPC method, "" for requests that reached none.
 type Metrics interface {
-	Request(t tenant.ID, method, code string, took time.Duration)
+	Request(method, code string, took time.Duration)
 }
 
 // request is one request on its way through the edge, over REST or gRPC.
@@ -184,7 +183,7 @@ func (e *edge) finish(ctx context.Context, rq *request, method string, p tenant.
 		}
 	}
 	if e.metrics != nil {
-		e.metrics.Request(p.Tenant, method, code.String(), d)
+		e.metrics.Request(method, code.String(), d)
 	}
 	if e.log.Enabled(ctx, level) {
 		ctx = telemetry.With(ctx, telemetry.Scope{Request: rq.id, Tenant: p.Tenant.String(), Call: callID(in, out)})

@@ -33,6 +33,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
 	"github.com/bulkhead-mcp/bulkhead/internal/consent"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+	"github.com/bulkhead-mcp/bulkhead/internal/ratelimit"
 	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 	pb "github.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1"
@@ -110,6 +111,7 @@ func (d *fakeDomain) Authenticate(_ context.Context, credential string, who tena
 		p.Tenant = tenant.ID{}
 	case who.User != "":
 		p.Subject = tenant.Subject{Source: "default", Value: who.User}
+		p.Groups, p.Project = who.Groups, who.Project
 	}
 	return p, nil
 }
@@ -767,9 +769,9 @@ func (f limiterFunc) Allow(_ context.Context, p tenant.Principal, method string)
 	return f(p, method)
 }
 
-type metricsFunc func(t tenant.ID, method, code string)
+type metricsFunc func(method, code string)
 
-func (f metricsFunc) Request(t tenant.ID, method, code string, _ time.Duration) { f(t, method, code) }
+func (f metricsFunc) Request(method, code string, _ time.Duration) { f(method, code) }
 
 func TestLimitMetricsAndLog(t *testing.T) {
 	t.Parallel()
@@ -782,10 +784,10 @@ func TestLimitMetricsAndLog(t *testing.T) {
 			}
 			return nil
 		})
-		c.Metrics = metricsFunc(func(t tenant.ID, method, code string) {
+		c.Metrics = metricsFunc(func(method, code string) {
 			mu.Lock()
 			defer mu.Unlock()
-			seen = append(seen, t.String()+" "+method+" "+code)
+			seen = append(seen, method+" "+code)
 		})
 	})
 	r.rest("GET", "/v1/keys", "", as("admin")...)
@@ -794,11 +796,11 @@ func TestLimitMetricsAndLog(t *testing.T) {
 	r.rest("POST", "/v1/keys", "{", jsonAs("admin")...)
 	r.rest("GET", "/v1/keys", "", as("wrong")...)
 	want := []string{
-		"ten_00000000000000000000000000 /bulkhead.v1.KeyService/ListKeys OK",
-		"ten_00000000000000000000000000 /bulkhead.v1.AuditService/ListAuditEntries ResourceExhausted",
-		"  NotFound",
-		" /bulkhead.v1.KeyService/CreateKey InvalidArgument",
-		" /bulkhead.v1.KeyService/ListKeys Unauthenticated",
+		"/bulkhead.v1.KeyService/ListKeys OK",
+		"/bulkhead.v1.AuditService/ListAuditEntries ResourceExhausted",
+		" NotFound",
+		"/bulkhead.v1.KeyService/CreateKey InvalidArgument",
+		"/bulkhead.v1.KeyService/ListKeys Unauthenticated",
 	}
 	mu.Lock()
 	defer mu.Unlock()
@@ -861,5 +863,27 @@ func TestServe_Stop(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		<-answered
+	}
+}
+
+func TestTenantLimit(t *testing.T) {
+	t.Parallel()
+	var other tenant.ID
+	if err := other.Scan("ten_11111111111111111111111111"); err != nil {
+		t.Fatal(err)
+	}
+	var refused []string
+	l := NewTenantLimit(ratelimit.Limit{PerSecond: 0.001, Burst: 2}, func(tenant string) { refused = append(refused, tenant) })
+	for i, c := range []struct {
+		tenant tenant.ID
+		ok     bool
+	}{{someTenant, true}, {someTenant, true}, {someTenant, false}, {other, true}, {tenant.ID{}, true}} {
+		err := l.Allow(t.Context(), tenant.Principal{Tenant: c.tenant}, "")
+		if f, refused := fault.As(err); refused == c.ok || refused && (f.Kind != fault.Exhausted || f.RetryAfter <= 0) {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+	if !slices.Equal(refused, []string{someTenant.String()}) {
+		t.Errorf("refused %v", refused)
 	}
 }
