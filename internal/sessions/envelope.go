@@ -2,6 +2,7 @@ package sessions
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"strconv"
@@ -135,6 +136,12 @@ func (s *scanner) str() ([]byte, error) {
 	s.pos++
 	start, ascii := s.pos, true
 	for i := s.pos; i < len(s.data); i++ {
+		for i+8 <= len(s.data) && plain(binary.LittleEndian.Uint64(s.data[i:])) {
+			i += 8
+		}
+		if i == len(s.data) {
+			break
+		}
 		switch c := s.data[i]; {
 		case c == '"':
 			s.pos = i + 1
@@ -155,6 +162,14 @@ func (s *scanner) str() ([]byte, error) {
 		}
 	}
 	return nil, errJSON
+}
+
+// plain reports whether none of eight bytes of a string needs a closer look: no
+// quote, no backslash, no control character, nothing outside ASCII.
+func plain(x uint64) bool {
+	const ones, tops = 0x0101010101010101, 0x8080808080808080
+	quote, slash := x^ones*'"', x^ones*'\\'
+	return (x|(x-ones*0x20)|(quote-ones)&^quote|(slash-ones)&^slash)&tops == 0
 }
 
 // escapeLength returns the length of the escape at the start of b, or 0.
