@@ -112,7 +112,12 @@ func (s *Service) CreateTenant(ctx context.Context, displayName, requestID strin
 		if _, err := tx.Exec(ctx, setTenant, id.value); err != nil {
 			return err
 		}
-		key, err = s.insertKey(ctx, Tx{tx: tx, tenant: id, after: &[]func(){}}, KeySpec{DisplayName: "first admin", Role: RoleAdmin}, "OPERATOR")
+		own := Tx{tx: tx, tenant: id, after: &[]func(){}}
+		err = s.rec.Record(ctx, own, Event{Kind: "tenant.created", Actor: "OPERATOR", Details: map[string]any{"displayName": displayName}})
+		if err != nil {
+			return err
+		}
+		key, err = s.insertKey(ctx, own, KeySpec{DisplayName: "first admin", Role: RoleAdmin}, "OPERATOR")
 		return err
 	})
 	if err != nil {
