@@ -29,6 +29,7 @@ type conn struct {
 	announced    map[string]bool // kinds of list whose changes are announced
 	negotiation  time.Duration
 	opened       time.Time
+	refusal      reply // the HTTP answer that ended the negotiation, if one did
 
 	placed bool // it was given out by the pool; guarded by the pool's mutex
 
@@ -239,9 +240,11 @@ func (c *conn) shutdown(ctx context.Context) {
 func (c *conn) describe() ConnectionInfo {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// A legacy child announces changes on the one pipe there is.
+	piped := c.target.Transport == TransportStdio && c.era == EraLegacy && len(c.announced) > 0
 	return ConnectionInfo{
 		ID: c.id, Key: c.key, ServerName: c.target.ServerName, Transport: c.target.Transport, Era: c.era, ProtocolVersion: c.version,
-		State: c.state, Negotiation: c.negotiation, Opened: c.opened, LastUsed: c.lastUsed, Active: c.active, Watching: c.watchOpen,
+		State: c.state, Negotiation: c.negotiation, Opened: c.opened, LastUsed: c.lastUsed, Active: c.active, Watching: c.watchOpen || piped,
 		Stray: c.count.stray.Load(), Garbage: c.count.garbage.Load(),
 	}
 }

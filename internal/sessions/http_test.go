@@ -1,21 +1,24 @@
 package sessions
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
+	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
+	"log"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/egress"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/mcptest"
 )
@@ -75,365 +78,6 @@ func TestModern_ArgumentThatNoHeaderCarriesIsRefused(t *testing.T) {
 	expect(t, resp, err, "HEADER_ARGUMENT_INVALID", fault.Host, NotSent)
 	if s.Count("tools/call") != 0 {
 		t.Fatal("it was sent")
-	}
-}
-
-func TestLegacy_Handshake(t *testing.T) {
-	t.Parallel()
-	for _, version := range []string{"2025-11-25", "2025-06-18", "2025-03-26"} {
-		s := mcptest.New(t, version)
-		p := newPool(t, nil)
-		resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
-		succeed(t, resp, err)
-		if resp.Era != EraLegacy || resp.ProtocolVersion != version {
-			t.Fatalf("%+v", resp)
-		}
-		call, initialized := s.Seen("tools/call")[0], s.Seen("notifications/initialized")
-		if len(initialized) != 1 || s.Count("initialize") != 1 || call.Header.Get("Mcp-Session-Id") != "session-1" ||
-			call.Header.Get("Mcp-Protocol-Version") != version || call.Header.Get("Mcp-Method") != "" || strings.Contains(call.Body, "_meta") {
-			t.Fatalf("%s: %v %s", version, call.Header, call.Body)
-		}
-		if got := s.Seen("initialize")[0]; got.Header.Get("Mcp-Session-Id") != "" || !strings.Contains(got.Body, `"2025-11-25"`) {
-			t.Fatalf("%v %s", got.Header, got.Body)
-		}
-		p.CloseKey(func(Key) bool { return true })
-		s.Wait(t, "DELETE", 1)
-		if got := s.Seen("DELETE")[0]; got.Header.Get("Mcp-Session-Id") != "session-1" {
-			t.Fatalf("%v", got.Header)
-		}
-	}
-}
-
-type bearer string
-
-func (b bearer) Authorize(_ context.Context, k Key, _ Target, h http.Header) error {
-	h.Set("Authorization", "Bearer "+string(b)+k.Subject.Value)
-	return nil
-}
-
-func TestCredentialsGoWithEveryRequest(t *testing.T) {
-	t.Parallel()
-	s := mcptest.New(t, mcptest.Legacy)
-	s.Capabilities(`{"tools":{"listChanged":true}}`)
-	p := newPool(t, func(c *PoolConfig) { c.Credentials = bearer("t-") })
-	resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
-	succeed(t, resp, err)
-	s.Wait(t, "GET", 1)
-	p.CloseKey(func(Key) bool { return true })
-	s.Wait(t, "DELETE", 1)
-	for _, m := range []string{"server/discover", "initialize", "notifications/initialized", "tools/call", "GET", "DELETE"} {
-		for _, r := range s.Seen(m) {
-			if r.Header.Get("Authorization") != "Bearer t-a" {
-				t.Errorf("%s without credentials", m)
-			}
-		}
-	}
-}
-
-// probes lists what servers answer to server/discover, and what must follow.
-func TestFO087_ProbeAgainstOldServers(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name   string
-		answer mcptest.Answer
-		reason string // of the fault; empty for success by initialize
-		noted  bool   // the era is remembered
-	}{
-		{"method not found", mcptest.Error(-32601, "no", ""), "", true},
-		{"missing session", mcptest.StatusError(400, -32600, "missing session"), "", true},
-		{"code 0", mcptest.Error(0, "no", ""), "", true},
-		{"internal error", mcptest.Error(-32603, "no", ""), "", true},
-		{"404 page", mcptest.Status(404, "text/html", "<html>"), "", true},
-		{"404 not found in json", mcptest.StatusError(404, -32601, "no"), "", true},
-		{"405", mcptest.Status(405, "", ""), "", true},
-		{"406", mcptest.Status(406, "", ""), "", true},
-		{"400 text", mcptest.Status(400, "text/plain", "no"), "", true},
-		{"empty result", mcptest.Result(`{}`), "", true},
-		{"null result", mcptest.Result(`null`), "", true},
-		{"only older versions", mcptest.Result(`{"supportedVersions":["2025-06-18"],"capabilities":{}}`), "", true},
-		{"unsupported, older offered", mcptest.Error(-32022, "no", `{"supported":["2025-06-18"],"requested":"2026-07-28"}`), "", true},
-		{"hang", nil, "", false},
-		{"500", mcptest.Status(500, "text/plain", "oops"), "", false},
-		{"500 in json", mcptest.StatusError(500, -32603, "oops"), "", false},
-		{"200 page", mcptest.Status(200, "text/html", "<html>"), "", false},
-		{"unsupported, none known", mcptest.Error(-32022, "no", `{"supported":["2031-01-01"]}`), "VERSION_UNSUPPORTED", false},
-		{"capability demanded", mcptest.StatusError(400, -32021, "no"), "DISCOVERY_REFUSED", false},
-		{"header mismatch", mcptest.StatusError(400, -32020, "no"), "DISCOVERY_REFUSED", false},
-		{"401", mcptest.WithHeader("WWW-Authenticate", "Bearer x", mcptest.Status(401, "", "")), "AUTHORIZATION_REQUIRED", false},
-		{"403", mcptest.Status(403, "", ""), "FORBIDDEN_BY_SERVER", false},
-		{"429", mcptest.WithHeader("Retry-After", "3", mcptest.Status(429, "", "")), "RATE_LIMITED_BY_SERVER", false},
-		{"503 in json", mcptest.StatusError(503, -32603, "oops"), "SERVER_ERROR", false},
-		{"502", mcptest.Status(502, "", ""), "SERVER_ERROR", false},
-		{"503", mcptest.Status(503, "", ""), "SERVER_ERROR", false},
-		{"cut", mcptest.Cut(), "SERVER_UNREACHABLE", false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			s := mcptest.New(t, mcptest.Legacy)
-			if c.answer == nil {
-				c.answer = s.Hang()
-			}
-			s.On("server/discover", c.answer)
-			p := newPool(t, func(cfg *PoolConfig) { cfg.Limits.Probe = 200 * time.Millisecond })
-			k := keyOf(t, "a")
-			resp, err := p.Do(t.Context(), k, httpTarget(s.URL), echo())
-			if c.reason == "" {
-				succeed(t, resp, err)
-				if resp.Era != EraLegacy {
-					t.Fatalf("%+v", resp)
-				}
-			} else if f, ok := fault.As(err); !ok || f.Reason != c.reason || resp.Phase != NotSent {
-				t.Fatalf("%+v %v", resp, err)
-			} else if s.Count("initialize") != 0 {
-				t.Fatal("initialize was tried")
-			}
-			if p.era(k).legacy != c.noted {
-				t.Fatalf("remembered as legacy: %v", p.era(k).legacy)
-			}
-		})
-	}
-}
-
-func TestProbe_RetriesOnceWhenItsVersionIsNamed(t *testing.T) {
-	t.Parallel()
-	s := mcptest.New(t, mcptest.Modern)
-	named := mcptest.Status(400, "application/json", `{"jsonrpc":"2.0","id":$ID,"error":{"code":-32022,"message":"x","data":{"supported":["2026-07-28"],"requested":"2026-07-28"}}}`)
-	s.On("server/discover", named, mcptest.Result(`{"supportedVersions":["2026-07-28"],"capabilities":{}}`))
-	s.On("tools/call", named, mcptest.Result(okResult))
-	p := newPool(t, nil)
-	r := echo()
-	sends := 0
-	r.BeforeSend = func() error { sends++; return nil }
-	resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), r)
-	succeed(t, resp, err)
-	if s.Count("server/discover") != 2 || s.Count("tools/call") != 2 || sends != 2 || s.Count("initialize") != 0 {
-		t.Fatalf("%d %d %d", s.Count("server/discover"), s.Count("tools/call"), sends)
-	}
-	a, b := s.Seen("tools/call")[0], s.Seen("tools/call")[1]
-	if string(a.ID) == string(b.ID) {
-		t.Fatal("the second request has the id of the first")
-	}
-}
-
-func TestServerThatBecameLegacyIsProbedAgain(t *testing.T) {
-	t.Parallel()
-	s := mcptest.New(t, mcptest.Modern)
-	p := newPool(t, nil)
-	k, target := keyOf(t, "a"), httpTarget(s.URL)
-	resp, err := p.Do(t.Context(), k, target, echo())
-	succeed(t, resp, err)
-	s.On("server/discover", mcptest.Error(-32601, "no", ""))
-	s.On("initialize", mcptest.Result(`{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{}}`))
-	s.On("tools/call", mcptest.Error(-32022, "no", `{"supported":["2025-11-25"]}`), mcptest.Result(okResult))
-	resp, err = p.Do(t.Context(), k, target, echo())
-	succeed(t, resp, err)
-	if resp.Era != EraLegacy {
-		t.Fatalf("%+v", resp)
-	}
-	// With a downgrade forbidden the same ends before anything is sent.
-	target.DowngradeForbidden = true
-	p.CloseKey(func(Key) bool { return true })
-	resp, err = p.Do(t.Context(), k, target, echo())
-	expect(t, resp, err, "DOWNGRADE_REFUSED", fault.Protocol, NotSent)
-	if s.Count("tools/call") != 3 {
-		t.Fatalf("%d calls", s.Count("tools/call"))
-	}
-}
-
-func TestVersionsOfTheContract(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name, server string
-		versions     []string
-		reason       string
-		version      string
-	}{
-		{"legacy only, dual server", mcptest.Legacy, []string{"2025-06-18", "2025-11-25"}, "", "2025-11-25"},
-		{"modern only, legacy server", mcptest.Legacy, []string{"2026-07-28"}, "VERSION_UNSUPPORTED", ""},
-		{"other legacy than the server's", "2025-03-26", []string{"2025-06-18"}, "VERSION_UNSUPPORTED", ""},
-		{"unknown only", mcptest.Modern, []string{"2031-01-01"}, "VERSION_UNSUPPORTED", ""},
-	} {
-		s := mcptest.New(t, c.server)
-		p := newPool(t, nil)
-		target := httpTarget(s.URL)
-		target.Versions = c.versions
-		resp, err := p.Do(t.Context(), keyOf(t, "a"), target, echo())
-		if c.reason != "" {
-			expect(t, resp, err, c.reason, fault.Protocol, NotSent)
-		} else if succeed(t, resp, err); resp.ProtocolVersion != c.version || s.Count("server/discover") != 0 {
-			t.Errorf("%s: %+v", c.name, resp)
-		}
-		if s.Count("tools/call") > 0 && c.reason != "" {
-			t.Errorf("%s: the call was sent", c.name)
-		}
-	}
-	t.Run("initialize that answers a modern version", func(t *testing.T) {
-		s := mcptest.New(t, mcptest.Legacy)
-		s.On("initialize", mcptest.Result(`{"protocolVersion":"2026-07-28","capabilities":{}}`))
-		resp, err := newPool(t, nil).Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
-		expect(t, resp, err, "VERSION_UNSUPPORTED", fault.Protocol, NotSent)
-	})
-	t.Run("contract that changes", func(t *testing.T) {
-		s := mcptest.New(t, mcptest.Legacy)
-		p := newPool(t, nil)
-		target := httpTarget(s.URL)
-		resp, err := p.Do(t.Context(), keyOf(t, "a"), target, echo())
-		succeed(t, resp, err)
-		target.Versions = []string{"2025-06-18"}
-		resp, err = p.Do(t.Context(), keyOf(t, "a"), target, echo())
-		expect(t, resp, err, "VERSION_UNSUPPORTED", fault.Protocol, NotSent)
-	})
-}
-
-func TestFO068_StringIDOverHTTP(t *testing.T) {
-	t.Parallel()
-	s := mcptest.New(t, mcptest.Modern)
-	p := newPool(t, nil)
-	s.On("tools/call",
-		mcptest.JSON(`{"jsonrpc":"2.0","id":"$ID","result":`+okResult+`}`),
-		mcptest.Stream(mcptest.Event(`{"jsonrpc":"2.0","id":99999,"result":{"content":[]}}`), mcptest.Event(`{"jsonrpc":"2.0","id":"0$ID","result":{"content":[]}}`), mcptest.ResultEvent(okResult)),
-		mcptest.JSON(`{"jsonrpc":"2.0","id":$ID.0,"result":`+okResult+`}`),
-		mcptest.JSON(`{"jsonrpc":"2.0","id":99999,"result":`+okResult+`}`),
-	)
-	k, target := keyOf(t, "a"), httpTarget(s.URL)
-	for range 2 {
-		resp, err := p.Do(t.Context(), k, target, echo())
-		succeed(t, resp, err)
-		if string(resp.Result) != okResult {
-			t.Fatalf("%s", resp.Result)
-		}
-	}
-	for range 2 {
-		resp, err := p.Do(t.Context(), k, target, echo())
-		expect(t, resp, err, "NO_ANSWER", fault.Protocol, MaybeSent)
-	}
-	if info := p.Connections(k.Tenant, func(Key) bool { return true })[0]; info.Stray != 4 {
-		t.Fatalf("%d strays", info.Stray)
-	}
-}
-
-func TestFO069_NullIDErrorEndsTheCall(t *testing.T) {
-	t.Parallel()
-	body := `{"jsonrpc":"2.0","id":null,"error":{"code":-32603,"message":"boom","data":{"x":1}}}`
-	for name, answer := range map[string]mcptest.Answer{
-		"200": mcptest.JSON(body), "400": mcptest.Status(400, "application/json", body), "500": mcptest.Status(500, "application/json", body),
-		"stream": nil, "no id": mcptest.JSON(`{"jsonrpc":"2.0","error":{"code":-32603,"message":"boom","data":{"x":1}}}`),
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := mcptest.New(t, mcptest.Modern)
-			p := newPool(t, nil)
-			if answer == nil {
-				answer = mcptest.StreamThen(s.Hang(), mcptest.Event(body))
-			}
-			release := make(chan struct{})
-			s.On("tools/call", s.After(release, mcptest.Result(okResult)), answer)
-			k, target := keyOf(t, "a"), httpTarget(s.URL)
-			other := make(chan error, 1)
-			go func() {
-				resp, err := p.Do(context.Background(), k, target, echo())
-				if err == nil && resp.Result == nil {
-					err = errors.New("no result")
-				}
-				other <- err
-			}()
-			s.Wait(t, "tools/call", 1)
-			resp, err := p.Do(t.Context(), k, target, echo())
-			if err != nil || resp.Error == nil || resp.Error.Code != -32603 || resp.Error.Message != "boom" || string(resp.Error.Data) != `{"x":1}` || resp.Phase != Answered {
-				t.Fatalf("%+v %v", resp, err)
-			}
-			close(release)
-			if err := <-other; err != nil {
-				t.Fatalf("the other call: %v", err)
-			}
-		})
-	}
-}
-
-func TestFO071_ContentTypesWithParameters(t *testing.T) {
-	t.Parallel()
-	s := mcptest.New(t, mcptest.Modern)
-	p := newPool(t, nil)
-	body := `{"jsonrpc":"2.0","id":$ID,"result":` + okResult + `}`
-	types := []string{"application/json; charset=utf-8", "APPLICATION/JSON", "application/json, application/json", "application/json ;x=y", "",
-		"text/event-stream;charset=UTF-8", "Text/Event-Stream", "text/plain", "application/problem+json"}
-	var answers []mcptest.Answer
-	for _, ct := range types {
-		b := body
-		if strings.Contains(strings.ToLower(ct), "event-stream") {
-			b = mcptest.Event(body)
-		}
-		if ct == "" {
-			answers = append(answers, func(w http.ResponseWriter, raw *http.Request, r *mcptest.Request) {
-				w.Header()["Content-Type"] = nil
-				mcptest.Status(200, "", b)(w, raw, r)
-			})
-			continue
-		}
-		answers = append(answers, mcptest.Status(200, ct, b))
-	}
-	s.On("tools/call", answers...)
-	for _, ct := range types {
-		resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
-		if ct == "text/plain" || ct == "application/problem+json" {
-			expect(t, resp, err, "CONTENT_TYPE_UNSUPPORTED", fault.Protocol, MaybeSent)
-			continue
-		}
-		succeed(t, resp, err)
-	}
-	if got := s.Seen("tools/call")[0].Header.Get("Content-Type"); got != "application/json" {
-		t.Fatalf("sent as %q", got)
-	}
-}
-
-func TestFO072_StreamCutBetweenCRAndLF(t *testing.T) {
-	t.Parallel()
-	s := mcptest.New(t, mcptest.Modern)
-	p := newPool(t, nil)
-	s.On("tools/call",
-		mcptest.Stream("\xef\xbb\xbfdata: {\"jsonrpc\":\"2.0\",\"id\":$ID,\r", "\ndata: \"result\":"+okResult+"}\r", "\n\r", "\n"),
-		mcptest.StreamThen(s.Hang(), ": ping\n\n", "data:\n\n", "event: ping\ndata: {}\n\n", "id: 9\n\n", "data: {\"jsonrpc\":\"2.0\",\"id\":$ID,\"result\":"+okResult+"}\r\r"),
-	)
-	for range 2 {
-		resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
-		succeed(t, resp, err)
-	}
-}
-
-func TestFO074_LongLines(t *testing.T) {
-	t.Parallel()
-	s := mcptest.New(t, mcptest.Modern)
-	p := newPool(t, nil)
-	big := strings.Repeat("x", 5<<20)
-	endless := func(w http.ResponseWriter, raw *http.Request, _ *mcptest.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		io.WriteString(w, "data: ") //nolint:errcheck // the client leaves in the middle
-		chunk := bytes.Repeat([]byte("x"), 1<<20)
-		for range 200 {
-			if _, err := w.Write(chunk); err != nil {
-				return
-			}
-		}
-	}
-	s.On("tools/call",
-		mcptest.Stream(mcptest.ResultEvent(`{"content":"`+big+`"}`)),
-		endless,
-		mcptest.Result(`{"content":"`+big+`"}`), // JSON over this request's own limit
-		mcptest.Stream(mcptest.ResultEvent(okResult)),
-	)
-	k, target := keyOf(t, "a"), httpTarget(s.URL)
-	resp, err := p.Do(t.Context(), k, target, echo())
-	succeed(t, resp, err)
-	resp, err = p.Do(t.Context(), k, target, echo())
-	expect(t, resp, err, "RESULT_TOO_LARGE", fault.Server, MaybeSent)
-	r := echo()
-	r.ResultBytes = 1 << 20
-	resp, err = p.Do(t.Context(), k, target, r)
-	expect(t, resp, err, "RESULT_TOO_LARGE", fault.Server, MaybeSent)
-	resp, err = p.Do(t.Context(), k, target, echo())
-	succeed(t, resp, err)
-	if s.Count("server/discover") != 1 {
-		t.Fatal("the connection was opened anew")
 	}
 }
 
@@ -572,48 +216,6 @@ func TestFO079_StalePooledConnection(t *testing.T) {
 	}
 }
 
-func zipped(s string) string {
-	var b bytes.Buffer
-	w := gzip.NewWriter(&b)
-	io.WriteString(w, s) //nolint:errcheck // into memory
-	w.Close()
-	return b.String()
-}
-
-func TestFO080_CompressedAnswers(t *testing.T) {
-	t.Parallel()
-	s := mcptest.New(t, mcptest.Modern)
-	p := newPool(t, nil)
-	gz := func(ct, body string) mcptest.Answer {
-		return func(w http.ResponseWriter, _ *http.Request, r *mcptest.Request) {
-			w.Header().Set("Content-Encoding", "gzip")
-			w.Header().Set("Content-Type", ct)
-			io.WriteString(w, zipped(strings.ReplaceAll(body, "$ID", string(r.ID)))) //nolint:errcheck // the client may leave
-		}
-	}
-	body := `{"jsonrpc":"2.0","id":$ID,"result":` + okResult + `}`
-	bomb := `{"jsonrpc":"2.0","id":$ID,"result":{"x":"` + strings.Repeat("0", 40<<20) + `"}}`
-	s.On("tools/call", gz("application/json", body), gz("text/event-stream", mcptest.Event(body)), gz("application/json", bomb), gz("text/event-stream", mcptest.Event(bomb)),
-		mcptest.WithHeader("Content-Encoding", "br", mcptest.Result(okResult)), mcptest.WithHeader("Content-Encoding", "gzip", mcptest.Result(okResult)))
-	s.On("tools/list", gz("application/json", `{"jsonrpc":"2.0","id":$ID,"result":{"tools":[{"name":"a"}]}}`))
-	k, target := keyOf(t, "a"), httpTarget(s.URL)
-	for range 2 {
-		resp, err := p.Do(t.Context(), k, target, echo())
-		succeed(t, resp, err)
-	}
-	for range 2 {
-		resp, err := p.Do(t.Context(), k, target, echo())
-		expect(t, resp, err, "RESULT_TOO_LARGE", fault.Server, MaybeSent)
-	}
-	resp, err := p.Do(t.Context(), k, target, echo())
-	expect(t, resp, err, "ENCODING_UNSUPPORTED", fault.Protocol, MaybeSent)
-	resp, err = p.Do(t.Context(), k, target, echo())
-	expect(t, resp, err, "ANSWER_BROKEN", fault.Transport, MaybeSent)
-	if l, err := p.List(t.Context(), k, target, KindTool); err != nil || len(l.Items) != 1 {
-		t.Fatalf("%+v %v", l, err)
-	}
-}
-
 func TestFO082_AnswersToNotifications(t *testing.T) {
 	t.Parallel()
 	for name, a := range map[string]mcptest.Answer{
@@ -707,89 +309,6 @@ func TestFO088_TotalLimitHoldsWithAndWithoutProgress(t *testing.T) {
 	}
 }
 
-func TestFO095_ServerRequestsAreAnswered(t *testing.T) {
-	t.Parallel()
-	s := mcptest.New(t, mcptest.Legacy)
-	p := newPool(t, nil)
-	s.On("tools/call",
-		mcptest.Stream(mcptest.Event(`{"jsonrpc":"2.0","id":"p1","method":"ping"}`), mcptest.ResultEvent(okResult)),
-		mcptest.Stream(mcptest.Event(`{"jsonrpc":"2.0","id":1,"method":"roots/list"}`), mcptest.Event(`{"jsonrpc":"2.0","id":2,"method":"sampling/createMessage","params":{}}`),
-			mcptest.Event(`{"jsonrpc":"2.0","id":3,"method":"x/unknown"}`), mcptest.ResultEvent(`{"content":[],"isError":true}`)),
-		mcptest.StreamThen(s.Hang(), mcptest.Event(`{"jsonrpc":"2.0","id":4,"method":"elicitation/create","params":{}}`)),
-	)
-	k, target := keyOf(t, "a"), httpTarget(s.URL)
-	resp, err := p.Do(t.Context(), k, target, echo())
-	succeed(t, resp, err)
-	resp, err = p.Do(t.Context(), k, target, echo())
-	expect(t, resp, err, "SERVER_ASKED", fault.Host, Answered)
-	if f, _ := fault.As(err); f.Metadata["method"] != "roots/list" || resp.Result == nil || strings.Contains(f.Message, "declined") {
-		t.Fatalf("%+v %+v", f, resp)
-	}
-	r := echo()
-	r.Timeout = 500 * time.Millisecond
-	resp, err = p.Do(t.Context(), k, target, r)
-	expect(t, resp, err, "SERVER_ASKED", fault.Host, MaybeSent)
-	var bodies []string
-	for _, r := range s.Seen("POST") {
-		bodies = append(bodies, r.Body)
-	}
-	all := strings.Join(bodies, "\n")
-	for _, want := range []string{`{"jsonrpc":"2.0","id":"p1","result":{}}`, `"id":1,"error":{"code":-32601`, `"id":2,"error":{"code":-32601`, `"id":3,"error":{"code":-32601`, `"id":4,"error":{"code":-32601`} {
-		if !strings.Contains(all, want) {
-			t.Errorf("no answer %s in %s", want, all)
-		}
-	}
-	if !strings.Contains(s.Seen("initialize")[0].Body, `"capabilities":{}`) {
-		t.Error("capabilities were declared")
-	}
-}
-
-func TestModern_ServerRequestsAreNotServed(t *testing.T) {
-	t.Parallel()
-	s := mcptest.New(t, mcptest.Modern)
-	p := newPool(t, nil)
-	s.On("tools/call", mcptest.Stream(mcptest.Event(`{"jsonrpc":"2.0","id":1,"method":"roots/list"}`), mcptest.ResultEvent(okResult)))
-	resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
-	succeed(t, resp, err)
-	if n := s.Count("POST"); n != 0 {
-		t.Fatalf("%d answers were sent", n)
-	}
-}
-
-func TestModern_ResultTypes(t *testing.T) {
-	t.Parallel()
-	s := mcptest.New(t, mcptest.Modern)
-	p := newPool(t, nil)
-	k, target := keyOf(t, "a"), httpTarget(s.URL)
-	s.On("tools/call", mcptest.Result(`{"content":[]}`), mcptest.Result(`{"resultType":"input_required","requestState":"s"}`), mcptest.Result(`{"resultType":"task"}`), mcptest.Result(`[]`), mcptest.Result(`{"resultType":7}`))
-	resp, err := p.Do(t.Context(), k, target, echo())
-	succeed(t, resp, err)
-	resp, err = p.Do(t.Context(), k, target, echo())
-	if err != nil || resp.ResultType != ResultInputRequired || resp.Phase != Answered {
-		t.Fatalf("%+v %v", resp, err)
-	}
-	for _, reason := range []string{"RESULT_TYPE_INVALID", "RESULT_INVALID", "RESULT_TYPE_INVALID"} {
-		resp, err = p.Do(t.Context(), k, target, echo())
-		expect(t, resp, err, reason, fault.Protocol, Answered)
-	}
-}
-
-func TestModern_404WithAnErrorIsAnAnswer(t *testing.T) {
-	t.Parallel()
-	s := mcptest.New(t, mcptest.Modern)
-	p := newPool(t, nil)
-	s.On("tools/call", mcptest.StatusError(404, -32601, "no tools here"), mcptest.Result(okResult))
-	resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
-	if err != nil || resp.Error == nil || resp.Error.Code != -32601 || resp.HTTPStatus != 404 || resp.Phase != Answered {
-		t.Fatalf("%+v %v", resp, err)
-	}
-	resp, err = p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
-	succeed(t, resp, err)
-	if s.Count("server/discover") != 1 {
-		t.Fatal("it was taken for a lost session")
-	}
-}
-
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -839,26 +358,6 @@ func TestLegacy_CancelIsTold(t *testing.T) {
 	}
 }
 
-func TestLegacy_StreamIsResumed(t *testing.T) {
-	t.Parallel()
-	s := mcptest.New(t, mcptest.Legacy)
-	p := newPool(t, nil)
-	var id string
-	s.On("tools/call", func(w http.ResponseWriter, raw *http.Request, r *mcptest.Request) {
-		id = string(r.ID)
-		mcptest.Stream("id: e1\nretry: 20\ndata:\n\n")(w, raw, r)
-	})
-	s.On("GET", mcptest.Stream("id: e2\ndata:\n\n"), func(w http.ResponseWriter, raw *http.Request, r *mcptest.Request) {
-		mcptest.Stream(mcptest.Event(`{"jsonrpc":"2.0","id":`+id+`,"result":`+okResult+`}`))(w, raw, r)
-	})
-	resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
-	succeed(t, resp, err)
-	got := s.Seen("GET")
-	if len(got) != 2 || got[0].Header.Get("Last-Event-Id") != "e1" || got[1].Header.Get("Last-Event-Id") != "e2" || s.Count("tools/call") != 1 {
-		t.Fatalf("%d", len(got))
-	}
-}
-
 func TestBeforeSend(t *testing.T) {
 	t.Parallel()
 	s := mcptest.New(t, mcptest.Modern)
@@ -883,21 +382,9 @@ func TestUnreachableIsNotSent(t *testing.T) {
 	resp, err := p.Do(t.Context(), k, target, echo())
 	succeed(t, resp, err)
 	s.Close()
+	p.egress.CloseIdle()
 	resp, err = p.Do(t.Context(), k, target, echo())
 	expect(t, resp, err, "SERVER_UNREACHABLE", fault.Transport, NotSent)
-}
-
-func TestLegacy_Batch(t *testing.T) {
-	t.Parallel()
-	batch := mcptest.JSON(`[{"jsonrpc":"2.0","method":"notifications/message","params":{}},{"jsonrpc":"2.0","id":$ID,"result":` + okResult + `}]`)
-	old, newer := mcptest.New(t, "2025-03-26"), mcptest.New(t, "2025-06-18")
-	old.On("tools/call", batch)
-	newer.On("tools/call", batch)
-	p := newPool(t, nil)
-	resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(old.URL), echo())
-	succeed(t, resp, err)
-	resp, err = p.Do(t.Context(), keyOf(t, "b"), Target{Transport: TransportHTTP, URL: newer.URL}, echo())
-	expect(t, resp, err, "ANSWER_INVALID", fault.Protocol, MaybeSent)
 }
 
 func TestRealServer(t *testing.T) {
@@ -927,5 +414,81 @@ func TestRealServer(t *testing.T) {
 	}
 	if real.Calls.Load() != 3 {
 		t.Fatalf("%d executions", real.Calls.Load())
+	}
+}
+
+func TestStreamedAnswersReuseTheConnection(t *testing.T) {
+	t.Parallel()
+	var opened atomic.Int64
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		m, _ := parseMessage(body)
+		result := okResult
+		if m.method == "server/discover" {
+			result = `{"supportedVersions":["2026-07-28"],"capabilities":{}}`
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":%s}\n\n", m.id, result)
+	}))
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			opened.Add(1)
+		}
+	}
+	s.Start()
+	defer s.Close()
+	p := newPool(t, nil)
+	for range 50 {
+		resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
+		succeed(t, resp, err)
+	}
+	if n := opened.Load(); n > 10 {
+		t.Fatalf("%d connections for 51 requests", n)
+	}
+	p.egress.CloseIdle()
+}
+
+func TestHTTP2(t *testing.T) {
+	t.Parallel()
+	var calls atomic.Int64
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		m, _ := parseMessage(body)
+		result := okResult
+		switch {
+		case r.ProtoMajor != 2:
+			w.WriteHeader(http.StatusHTTPVersionNotSupported)
+			return
+		case m.method == "server/discover":
+			result = `{"supportedVersions":["2026-07-28"],"capabilities":{}}`
+		case m.method == "": // the headers of the refused one
+		case calls.Add(1) == 2:
+			panic(http.ErrAbortHandler)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.id, result)
+	}))
+	s.EnableHTTP2 = true
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.StartTLS()
+	defer s.Close()
+	roots := x509.NewCertPool()
+	roots.AddCert(s.Certificate())
+	e := egress.New(egress.Policy{Development: true, Roots: roots})
+	defer e.CloseIdle()
+	p := newPool(t, func(c *PoolConfig) { c.Egress = e })
+	k, target := keyOf(t, "a"), httpTarget(s.URL)
+	resp, err := p.Do(t.Context(), k, target, echo())
+	succeed(t, resp, err)
+	resp, err = p.Do(t.Context(), k, target, echo())
+	expect(t, resp, err, "SERVER_UNREACHABLE", fault.Transport, MaybeSent)
+	r := echo()
+	r.BeforeSend = func() error { return fault.New(fault.Precondition, "TOO_LATE", "late") }
+	resp, err = p.Do(t.Context(), k, target, r)
+	expect(t, resp, err, "TOO_LATE", fault.Host, NotSent)
+	resp, err = p.Do(t.Context(), k, target, echo())
+	succeed(t, resp, err)
+	if calls.Load() != 3 {
+		t.Fatalf("%d calls arrived", calls.Load())
 	}
 }

@@ -109,6 +109,7 @@ func (c *conn) probe(ctx context.Context) (verdict, error) {
 			slices.Contains(supportedVersions(rep.msg.err.Data, "supported"), mcp.ProtocolVersion20260728) {
 			continue
 		}
+		c.refusal = rep
 		return judgeProbe(rep, err)
 	}
 }
@@ -220,6 +221,7 @@ func (c *conn) initialize(ctx context.Context, offered []string, known string) e
 		body: encodeRequest(id, string(mcp.MethodInitialize), params, nil, nil),
 	})
 	if err != nil {
+		c.refusal = rep
 		return initializeFault(&rep, err)
 	}
 	if e := rep.msg.err; e != nil {

@@ -2,6 +2,7 @@ package sessions
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -94,6 +95,16 @@ type slot struct {
 	err   error
 }
 
+// connectError is an error of connecting with what the server said, so that a
+// caller gets the challenge of a server that asks for a sign-in first.
+type connectError struct {
+	err     error
+	refusal reply
+}
+
+func (e *connectError) Error() string { return e.err.Error() }
+func (e *connectError) Unwrap() error { return e.err }
+
 // NewPool returns a pool and starts its sweeper. Shutdown ends it.
 func NewPool(cfg PoolConfig) *Pool {
 	p := &Pool{
@@ -135,7 +146,13 @@ func (p *Pool) Do(ctx context.Context, k Key, t Target, r Request) (Response, er
 		c, err := p.acquire(ctx, k, t)
 		waited += time.Since(began)
 		if err != nil {
-			return Response{Timings: Timings{Negotiation: waited}}, err
+			resp := Response{Timings: Timings{Negotiation: waited}}
+			var ce *connectError
+			if errors.As(err, &ce) {
+				err = ce.err
+				resp.HTTPStatus, resp.WWWAuthenticate, resp.RetryAfter = ce.refusal.status, ce.refusal.challenge, ce.refusal.retryAfter
+			}
+			return resp, err
 		}
 		resp, retry, err := c.do(ctx, &r)
 		p.release(c)
@@ -167,6 +184,10 @@ func (p *Pool) List(ctx context.Context, k Key, t Target, kind string) (Listing,
 	for again := false; ; again = true {
 		c, err := p.acquire(ctx, k, t)
 		if err != nil {
+			var ce *connectError
+			if errors.As(err, &ce) {
+				err = ce.err
+			}
 			return Listing{}, err
 		}
 		out, err := c.list(ctx, kind)
@@ -275,7 +296,7 @@ func (p *Pool) open(s *slot, k Key, t Target) {
 	}
 	if err != nil {
 		p.forget(k)
-		s.err = err
+		s.err = &connectError{err, c.refusal}
 		p.failed(k, err)
 		p.remember(c, StateFailed, publicText(err))
 	} else {
