@@ -153,7 +153,7 @@ func (sl *slot) judge(now time.Time, registration int64, maxAge time.Duration) v
 	case marked && !out.noisy:
 		out.reason = firstText(row.staleReason, v.own.staleReason, "the server announced a change")
 	case age > limit:
-		out.reason = firstText(v.own.staleReason, fmt.Sprintf("the list is %s old", age.Round(time.Second)))
+		out.reason = firstText(v.own.staleReason, "the list is older than its reader allows")
 	default:
 		out.fresh = true
 	}

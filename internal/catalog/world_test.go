@@ -72,11 +72,11 @@ func listing(items ...json.RawMessage) Listing {
 type voids struct {
 	mu   sync.Mutex
 	seen []string
+	err  error
 }
 
 func (v *voids) VoidServer(_ context.Context, tx tenant.Tx, serverID, keep, reason string) error {
-	v.add(fmt.Sprintf("server %s %s %q", tx.Tenant(), serverID, keep))
-	return nil
+	return v.add(fmt.Sprintf("server %s %s %q", tx.Tenant(), serverID, keep))
 }
 
 func (v *voids) VoidDefinition(_ context.Context, _ tenant.Tx, _ string, subject *tenant.Subject, kind, name, digest, reason string) error {
@@ -84,14 +84,20 @@ func (v *voids) VoidDefinition(_ context.Context, _ tenant.Tx, _ string, subject
 	if subject != nil {
 		who = subject.Value
 	}
-	v.add(fmt.Sprintf("%s %s %s of %s", kind, name, digest, who))
-	return nil
+	return v.add(fmt.Sprintf("%s %s %s of %s", kind, name, digest, who))
 }
 
-func (v *voids) add(s string) {
+func (v *voids) add(s string) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.seen = append(v.seen, s)
+	return v.err
+}
+
+func (v *voids) fails(err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.err = err
 }
 
 // take returns what was voided since the last take, sorted.
@@ -268,3 +274,11 @@ func names(r *Revision) []string {
 }
 
 func checkURL(_, raw string) (*url.URL, error) { return url.Parse(raw) }
+
+func subject(name string) tenant.Subject { return tenant.Subject{Source: "app", Value: name} }
+
+// benchTenant returns an id as a stored row would give it.
+func benchTenant() (id tenant.ID, err error) {
+	err = id.Scan("ten_00000000000000000000000000")
+	return id, err
+}
