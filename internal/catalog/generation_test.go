@@ -27,7 +27,6 @@ func TestGenerations_AnEarlierListNeverReplacesALaterOne(t *testing.T) {
 
 type open struct {
 	made  *made
-	ended bool
 }
 
 func (w *world) generations(rng *rand.Rand, p tenant.Principal, v Server) {
