@@ -26,7 +26,7 @@ func TestGenerations_AnEarlierListNeverReplacesALaterOne(t *testing.T) {
 }
 
 type open struct {
-	made  *made
+	made *made
 }
 
 func (w *world) generations(rng *rand.Rand, p tenant.Principal, v Server) {
