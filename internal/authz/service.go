@@ -14,6 +14,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/audit"
 	"github.com/bulkhead-mcp/bulkhead/internal/contract"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+	"github.com/bulkhead-mcp/bulkhead/internal/resource"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
@@ -101,7 +102,7 @@ func (s *Service) Create(ctx context.Context, p tenant.Principal, server string,
 	sum := sha256.Sum256(source)
 	var out Record
 	err = s.db.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
-		reg, err := lockServer(ctx, tx, server)
+		reg, err := lockServer(ctx, tx, p, server)
 		if err != nil {
 			return err
 		}
@@ -172,7 +173,12 @@ func (r registration) fits(c *contract.Contract) error {
 
 var errServerNotFound = fault.New(fault.NotFound, "SERVER_NOT_FOUND", "no such server")
 
-func lockServer(ctx context.Context, tx tenant.Tx, nameOrID string) (r registration, err error) {
+// lockServer locks a registration. One that the caller's credential is not for
+// does not exist for it.
+func lockServer(ctx context.Context, tx tenant.Tx, p tenant.Principal, nameOrID string) (r registration, err error) {
+	if !isSelector(nameOrID) {
+		return r, errServerNotFound
+	}
 	err = tx.QueryRow(ctx, `SELECT server_id, name, origin, transport FROM servers
 		WHERE tenant_id = $1 AND (server_id = $2 OR name = $2) AND state = 'ACTIVE' FOR UPDATE`,
 		tx.Tenant(), nameOrID).Scan(&r.id, &r.name, &r.origin, &r.transport)
@@ -181,6 +187,9 @@ func lockServer(ctx context.Context, tx tenant.Tx, nameOrID string) (r registrat
 	}
 	if err != nil {
 		return r, err
+	}
+	if !p.MayUse(r.name) {
+		return registration{}, errServerNotFound
 	}
 	err = tx.QueryRow(ctx, `SELECT COALESCE(max(revision), 0) FROM contracts WHERE tenant_id = $1 AND server_id = $2`,
 		tx.Tenant(), r.id).Scan(&r.last)
@@ -192,7 +201,7 @@ func lockServer(ctx context.Context, tx tenant.Tx, nameOrID string) (r registrat
 func (s *Service) Activate(ctx context.Context, p tenant.Principal, server string, revision int) (Record, error) {
 	var out Record
 	err := s.db.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
-		reg, err := lockServer(ctx, tx, server)
+		reg, err := lockServer(ctx, tx, p, server)
 		if err != nil {
 			return err
 		}
@@ -269,7 +278,7 @@ func readRecord(ctx context.Context, tx tenant.Tx, serverID string, revision int
 // Get returns one revision of a server that is named or identified.
 func (s *Service) Get(ctx context.Context, p tenant.Principal, server string, revision int) (out Record, err error) {
 	err = s.db.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
-		id, err := serverID(ctx, tx, server)
+		id, err := serverID(ctx, tx, p, server)
 		if err != nil {
 			return err
 		}
@@ -283,7 +292,7 @@ func (s *Service) Get(ctx context.Context, p tenant.Principal, server string, re
 // newest first.
 func (s *Service) List(ctx context.Context, p tenant.Principal, server string, before, limit int) (out []Record, err error) {
 	err = s.db.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
-		id, err := serverID(ctx, tx, server)
+		id, err := serverID(ctx, tx, p, server)
 		if err != nil {
 			return err
 		}
@@ -299,14 +308,21 @@ func (s *Service) List(ctx context.Context, p tenant.Principal, server string, b
 	return out, err
 }
 
-func serverID(ctx context.Context, tx tenant.Tx, nameOrID string) (id string, err error) {
-	err = tx.QueryRow(ctx, `SELECT server_id FROM servers WHERE tenant_id = $1 AND (server_id = $2 OR name = $2)
-		AND state = 'ACTIVE'`, tx.Tenant(), nameOrID).Scan(&id)
-	if errors.Is(err, pgx.ErrNoRows) {
+func serverID(ctx context.Context, tx tenant.Tx, p tenant.Principal, nameOrID string) (string, error) {
+	if !isSelector(nameOrID) {
+		return "", errServerNotFound
+	}
+	var id, name string
+	err := tx.QueryRow(ctx, `SELECT server_id, name FROM servers WHERE tenant_id = $1 AND (server_id = $2 OR name = $2)
+		AND state = 'ACTIVE'`, tx.Tenant(), nameOrID).Scan(&id, &name)
+	if errors.Is(err, pgx.ErrNoRows) || err == nil && !p.MayUse(name) {
 		return "", errServerNotFound
 	}
 	return id, err
 }
+
+// isSelector reports whether s can name a registration at all.
+func isSelector(s string) bool { return resource.IsServerName(s) || resource.IsID(resource.Server, s) }
 
 // Active returns the contract in force for a server, nil when there is none,
 // from memory when Postgres confirmed it within the last five seconds.

@@ -2,7 +2,9 @@ package calls
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -27,6 +29,7 @@ func (s *Service) Propose(ctx context.Context, p tenant.Principal, r Proposal) (
 		return nil, err
 	}
 	defer s.running.Done()
+	r.Wait = min(r.Wait, maxWait)
 	in, err := s.parse(ctx, p, r)
 	if err != nil {
 		return nil, err
@@ -37,17 +40,23 @@ func (s *Service) Propose(ctx context.Context, p tenant.Principal, r Proposal) (
 		}
 	}
 	for try := 1; ; try++ {
+		last := try >= maxPlans
 		pl, err := s.plan(ctx, p, r, in)
 		if err != nil {
 			return nil, err
 		}
-		e, err := s.admit(ctx, pl, try == maxPlans)
+		e, err := s.admit(ctx, pl, last)
 		switch {
-		case errors.Is(err, errReplan):
+		case errors.Is(err, errReplan) && !last:
 			s.deps.Contracts.Forget(p.Tenant, in.server.ID)
 			continue
+		case errors.Is(err, errReplan):
+			return nil, errMoving
 		case errors.Is(err, errRepeated):
-			return s.repeated(ctx, p, r, in)
+			if c, err := s.repeated(ctx, p, r, in); c != nil || err != nil || last {
+				return c, err
+			}
+			continue // the first one left no call: this one is the first now
 		case err != nil:
 			return nil, err
 		case e == nil:
@@ -56,6 +65,8 @@ func (s *Service) Propose(ctx context.Context, p tenant.Principal, r Proposal) (
 		return s.follow(ctx, e, r.Wait)
 	}
 }
+
+var errMoving = fault.New(fault.Conflict, "GROUND_MOVING", "what the call stands on keeps changing; try again").Retry(time.Second)
 
 // repeated returns the call that an earlier request with this id made, waited
 // for like a new one; nil when there is none.
@@ -101,13 +112,35 @@ func sameRequest(c *Call, r Proposal, in parsed) error {
 	if c.Name != r.Tool {
 		paths = append(paths, "tool")
 	}
+	carried := carriedKey(c, in.args)
 	for _, d := range canonical.Diff(c.Arguments, in.args) {
-		paths = append(paths, canonical.At("arguments", d))
+		if d != carried || carried == "" {
+			paths = append(paths, canonical.At("arguments", d))
+		}
+	}
+	if len(paths) == 0 {
+		paths = append(paths, "arguments")
 	}
 	for _, path := range paths {
 		f.Fields = append(f.Fields, fault.Field{Path: path, Rule: "differs from the first request"})
 	}
 	return f
+}
+
+// carriedKey returns the path of the argument that the host added to a stored
+// call for its idempotency key, "" when the caller had brought it.
+func carriedKey(c *Call, args []byte) string {
+	var stored, given map[string]json.RawMessage
+	if c.IdempotencyKey != c.RequestID || json.Unmarshal(c.Arguments, &stored) != nil || json.Unmarshal(args, &given) != nil {
+		return ""
+	}
+	for name, raw := range stored {
+		var key string
+		if _, ok := given[name]; !ok && json.Unmarshal(raw, &key) == nil && key == c.RequestID {
+			return canonical.Member("", name)
+		}
+	}
+	return ""
 }
 
 // errReplan says that what a plan stood on is no longer true.
@@ -121,23 +154,28 @@ func (s *Service) admit(ctx context.Context, pl *plan, last bool) (*execution, e
 		return nil, s.storeDenied(ctx, pl)
 	}
 	if pl.plain() {
-		return s.startPlain(pl)
+		e, err := s.startPlain(pl)
+		if errors.As(err, new(*overBudget)) {
+			return nil, s.storeOverBudget(ctx, pl)
+		}
+		return e, err
 	}
 	e := s.newExecution(pl)
 	err := s.deps.DB.InTx(ctx, pl.principal.Tenant, func(ctx context.Context, tx tenant.Tx) error {
 		return s.admitTx(ctx, tx, pl, e, last)
 	})
-	var over *overBudget
 	switch {
-	case errors.As(err, &over):
-		pl.input.Calls = over.calls
-		pl.redecide()
-		return nil, s.storeDenied(ctx, pl)
+	case errors.As(err, new(*overBudget)):
+		return nil, s.storeOverBudget(ctx, pl)
 	case err != nil:
 		return nil, err
 	}
-	pl.session.Admitted()
 	pl.call.Recorded = true
+	if pl.call.State == Denied {
+		s.observe(pl.call)
+		return nil, nil
+	}
+	pl.session.Admitted()
 	if pl.call.State != Dispatching {
 		return nil, nil
 	}
@@ -146,24 +184,37 @@ func (s *Service) admit(ctx context.Context, pl *plan, last bool) (*execution, e
 }
 
 // overBudget undoes an admission that would exceed the session's calls.
-type overBudget struct{ calls int64 }
+type overBudget struct{}
 
 func (*overBudget) Error() string { return "calls: the session has used its calls" }
 
+// storeOverBudget denies a call whose admission was undone: nothing that it
+// wrote on the call holds any more.
+func (s *Service) storeOverBudget(ctx context.Context, pl *plan) error {
+	c := pl.call
+	c.ConsentID, c.ConsentExpire, c.GrantID = "", nil, ""
+	c.Attempt, c.Attempts, c.Epoch, c.SendBy, c.Ceiling = 0, nil, 0, nil, nil
+	pl.input.Calls = int64(pl.active.Contract.Limits.CallsPerSession)
+	pl.redecide()
+	return s.storeDenied(ctx, pl)
+}
+
+func (s *Service) observe(c *Call) {
+	if s.deps.Observe != nil {
+		s.deps.Observe(c)
+	}
+}
+
 func (s *Service) admitTx(ctx context.Context, tx tenant.Tx, pl *plan, e *execution, last bool) error {
 	c := pl.call
-	age := pl.active.Contract.Limits.DefinitionAge.Write
-	if c.Effect == Read {
-		age = pl.active.Contract.Limits.DefinitionAge.Read
-	}
-	g, err := s.lockGround(ctx, tx, c, age)
+	g, err := s.lockGround(ctx, tx, c, e)
 	if err != nil {
 		return err
 	}
-	if g.changed() != "" && !last {
-		return errReplan
-	}
 	if why := g.changed(); why != "" {
+		if g.mayMend() && !last {
+			return errReplan
+		}
 		return s.storeDeniedTx(ctx, tx, c, ReasonVoid, why)
 	}
 	send := c.ConsentRule == consent.RuleNone
@@ -187,8 +238,8 @@ func (s *Service) admitTx(ctx context.Context, tx tenant.Tx, pl *plan, e *execut
 	if err != nil {
 		return err
 	}
-	if most := int64(pl.active.Contract.Limits.CallsPerSession); total > most {
-		return &overBudget{calls: most}
+	if total > int64(pl.active.Contract.Limits.CallsPerSession) {
+		return &overBudget{}
 	}
 	if !send {
 		c.State = ConsentRequired
@@ -214,6 +265,9 @@ func (s *Service) enterDispatch(ctx context.Context, tx tenant.Tx, c *Call, e *e
 	if !ok {
 		return errIsolated
 	}
+	// The monotonic clock is read before the database's: the window, and the time
+	// to the ceiling, can only be shorter than what is written.
+	started := time.Now()
 	now, err := databaseTime(ctx, tx)
 	if err != nil {
 		return err
@@ -226,6 +280,7 @@ func (s *Service) enterDispatch(ctx context.Context, tx tenant.Tx, c *Call, e *e
 		ceiling := now.Add(e.limits.Ceiling)
 		c.Ceiling = &ceiling
 	}
+	c.Attempts = append(slices.Clip(c.Attempts), Attempt{Number: c.Attempt, Epoch: epoch, SendBy: &sendBy, StartTime: now})
 	if err := write(ctx, tx, c); err != nil {
 		return err
 	}
@@ -236,9 +291,7 @@ func (s *Service) enterDispatch(ctx context.Context, tx tenant.Tx, c *Call, e *e
 	}
 	_, err = s.deps.Audit.Append(ctx, tx, s.entry(c, "call.dispatched", actor, map[string]any{
 		"consentId": c.ConsentID, "grantId": c.GrantID, "epoch": c.Epoch, "sendBy": c.SendBy}))
-	// The monotonic clock starts before the commit: the window can only be shorter
-	// than what was written.
-	e.sendBefore = time.Now().Add(s.cfg.SendWindow)
+	e.sendBefore, e.deadline = started.Add(s.cfg.SendWindow), started.Add(c.Ceiling.Sub(now))
 	return err
 }
 
@@ -254,8 +307,8 @@ func (s *Service) storeDenied(ctx context.Context, pl *plan) error {
 		return s.storeDeniedTx(ctx, tx, pl.call, NoReason, "")
 	})
 	pl.call.Recorded = err == nil
-	if err == nil && s.deps.Observe != nil {
-		s.deps.Observe(pl.call)
+	if err == nil {
+		s.observe(pl.call)
 	}
 	return err
 }
@@ -298,12 +351,25 @@ func (g ground) changed() string {
 	return ""
 }
 
+// mayMend reports whether a new decision may stand where this one does not: the
+// contract, the registration or the definition may merely be newer.
+func (g ground) mayMend() bool { return g.tenant && g.key && g.session }
+
+// staleOnly reports whether only the age of the definition stands against it.
+func (g ground) staleOnly() bool {
+	return g.mayMend() && g.server && g.contract && g.definition && !g.fresh
+}
+
 // lockGround locks, in the order that every writer that voids keeps (design
 // 3.2), what a dispatch stands on, and reads it: tenant, credential, session,
 // server with its contract, definition. Grant or consent and the call follow.
 // Share locks let dispatches run side by side and make voiders wait for them,
 // or them for the voiders.
-func (s *Service) lockGround(ctx context.Context, tx tenant.Tx, c *Call, age time.Duration) (ground, error) {
+//
+// A contract is what its id says: the same one under a newer number still stands.
+// A read goes on with a list that could not be renewed, but not with one that the
+// server has since refused to this user.
+func (s *Service) lockGround(ctx context.Context, tx tenant.Tx, c *Call, e *execution) (ground, error) {
 	var g ground
 	b := &pgx.Batch{}
 	scan := func(dst ...any) func(pgx.Row) error {
@@ -319,16 +385,17 @@ func (s *Service) lockGround(ctx context.Context, tx tenant.Tx, c *Call, age tim
 		FROM keys WHERE tenant_id = $1 AND key_id = $2 FOR SHARE`, tx.Tenant(), c.KeyID).QueryRow(scan(&g.key))
 	b.Queue(`SELECT state = 'OPEN' AND expire_time > clock_timestamp()
 		FROM sessions WHERE tenant_id = $1 AND session_id = $2 FOR SHARE`, tx.Tenant(), c.SessionID).QueryRow(scan(&g.session))
-	b.Queue(`SELECT state = 'ACTIVE' AND origin = $3, COALESCE(active_contract, 0) = $4 AND active_contract_id = $5
+	b.Queue(`SELECT state = 'ACTIVE' AND origin = $3 AND registration = $4, active_contract_id = $5
 		FROM servers WHERE tenant_id = $1 AND server_id = $2 FOR SHARE`,
-		tx.Tenant(), c.ServerID, c.Origin, c.ContractRevision, c.ContractID).QueryRow(scan(&g.server, &g.contract))
-	b.Queue(`SELECT stale_reason = '' AND observe_time > clock_timestamp() - $4::interval OR $5
+		tx.Tenant(), c.ServerID, c.Origin, e.server.Registration, c.ContractID).QueryRow(scan(&g.server, &g.contract))
+	b.Queue(`SELECT NOT hidden AND ($5 OR invalidated <= generation
+		       AND COALESCE(observe_time > clock_timestamp() - $4::interval, false))
 		FROM catalog_current WHERE tenant_id = $1 AND server_id = $2 AND context = $3 AND kind = 'tool' FOR SHARE`,
-		tx.Tenant(), c.ServerID, c.CatalogContext, age, c.Effect == Read).QueryRow(scan(&g.fresh))
+		tx.Tenant(), c.ServerID, c.CatalogContext, e.age(c), c.Effect == Read).QueryRow(scan(&g.fresh))
 	b.Queue(`SELECT EXISTS (SELECT 1 FROM catalog_current k
 		  JOIN catalog_items i ON i.tenant_id = k.tenant_id AND i.revision_id = k.revision_id
-		 WHERE k.tenant_id = $1 AND k.server_id = $2 AND k.context = $3 AND k.kind = 'tool'
+		 WHERE k.tenant_id = $1 AND k.server_id = $2 AND k.context = $3 AND k.kind = 'tool' AND k.registration = $6
 		   AND i.name = $4 AND i.digest = $5 AND i.quarantine = '')`,
-		tx.Tenant(), c.ServerID, c.CatalogContext, c.Name, c.DefinitionDigest).QueryRow(scan(&g.definition))
+		tx.Tenant(), c.ServerID, c.CatalogContext, c.Name, c.DefinitionDigest, e.server.Registration).QueryRow(scan(&g.definition))
 	return g, tx.SendBatch(ctx, b).Close()
 }

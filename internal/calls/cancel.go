@@ -2,8 +2,10 @@ package calls
 
 import (
 	"context"
+	"errors"
 	"time"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/audit"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
@@ -38,10 +40,10 @@ func (s *Service) Cancel(ctx context.Context, p tenant.Principal, id string) (*C
 func (s *Service) cancelWaiting(ctx context.Context, p tenant.Principal, c *Call) (done bool, err error) {
 	err = s.deps.DB.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
 		// The consent's lock comes before the call's, as in a dispatch.
-		if err := s.deps.Consent.VoidCall(ctx, tx, c.ID); err != nil {
+		if err := s.deps.Consent.VoidCall(ctx, tx, c.ID, p.Actor(), "the call was cancelled"); err != nil {
 			return err
 		}
-		id, err := s.deps.Audit.Append(ctx, tx, s.entry(c, "call.cancelled", p.Actor(), nil))
+		id, err := s.deps.Audit.Append(ctx, tx, s.entry(c, audit.CallCancelled, p.Actor(), nil))
 		if err != nil {
 			return err
 		}
@@ -55,10 +57,15 @@ func (s *Service) cancelWaiting(ctx context.Context, p tenant.Principal, c *Call
 		if done = tag.RowsAffected() == 1; !done {
 			return errLost
 		}
-		tx.AfterCommit(func() { s.changed(p.Tenant, c.ID) })
+		tx.AfterCommit(func() {
+			s.changed(p.Tenant, c.ID)
+			ended := *c
+			ended.State = Cancelled
+			s.observe(&ended)
+		})
 		return nil
 	})
-	if err == errLost { //nolint:errorlint // our own sentinel, returned as it is
+	if errors.Is(err, errLost) {
 		return false, nil
 	}
 	return done, err
@@ -95,7 +102,7 @@ func (e *execution) cancel() {
 }
 
 // obeyCancel looks whether somebody on another replica wants the call stopped.
-func (s *Service) obeyCancel(ctx context.Context, e *execution) {
+func (s *Service) obeyCancel(ctx context.Context, e *execution) error {
 	var wanted bool
 	err := s.deps.DB.InTx(ctx, e.key.tenant, func(ctx context.Context, tx tenant.Tx) error {
 		return tx.QueryRow(ctx, `SELECT cancel_requested FROM calls WHERE tenant_id = $1 AND call_id = $2`,
@@ -104,4 +111,5 @@ func (s *Service) obeyCancel(ctx context.Context, e *execution) {
 	if err == nil && wanted {
 		e.cancel()
 	}
+	return err
 }

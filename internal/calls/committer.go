@@ -1,6 +1,7 @@
 package calls
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -73,9 +74,12 @@ func (k *committer) loop(t tenant.ID) {
 			return
 		}
 		n := min(len(queue), maxGroup)
-		group := queue[:n:n]
+		group := slices.Clone(queue[:n])
 		k.waiting[t] = queue[n:]
 		k.mu.Unlock()
+		// One order of request ids for all committers: they wait for each other where
+		// an id is taken.
+		slices.SortFunc(group, func(a, b *member) int { return cmp.Compare(a.call.RequestID, b.call.RequestID) })
 		k.record(t, group)
 	}
 }
@@ -147,8 +151,11 @@ func (k *committer) rest(t tenant.ID, group []*member) *pgx.Batch {
 
 // finishPlain records a read with its outcome, in one commit.
 func (e *execution) finishPlain(o outcome, state State) {
-	c := e.finished(o, state)
+	end := e.finished(o, state)
 	e.persist(func(ctx context.Context) error {
+		// Each try has a call of its own: one that timed out may still be committing.
+		again := *end
+		c := &again
 		p, err := e.s.deps.Audit.Prepare(ctx, c.Tenant, e.s.entry(c, endKind(c.State), e.actor, endDetails(c)))
 		if err != nil {
 			return err
@@ -165,9 +172,7 @@ func (e *execution) finishPlain(o outcome, state State) {
 		e.mu.Lock()
 		e.call = c
 		e.mu.Unlock()
-		if e.s.deps.Observe != nil {
-			e.s.deps.Observe(c)
-		}
+		e.s.observe(c)
 		return nil
 	})
 	// Nobody elsewhere can wait for a call that was not recorded before: no signal.
@@ -177,17 +182,32 @@ func (e *execution) finishPlain(o outcome, state State) {
 // adopt shows the call that already has this request id: this read's own commit
 // that was thought lost, or the same read on another replica.
 func (e *execution) adopt(ctx context.Context, c *Call) error {
-	return e.s.deps.DB.InTx(ctx, c.Tenant, func(ctx context.Context, tx tenant.Tx) error {
-		first, err := byRequest(ctx, tx, c.Subject, c.RequestID)
-		if err != nil {
-			return err
-		}
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		if first.requestDigest != c.requestDigest {
-			e.err = errReusedElsewhere
-		}
-		e.call = first
+	first, err := e.s.first(ctx, c)
+	if err != nil && !errors.Is(err, errReusedElsewhere) {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err != nil {
+		e.err = err
 		return nil
+	}
+	e.call = first
+	return nil
+}
+
+// first returns the recorded call that has this call's request id.
+func (s *Service) first(ctx context.Context, c *Call) (*Call, error) {
+	var first *Call
+	err := s.deps.DB.InTx(ctx, c.Tenant, func(ctx context.Context, tx tenant.Tx) (err error) {
+		first, err = byRequest(ctx, tx, c.Subject, c.RequestID)
+		return err
 	})
+	if err == nil && first.requestDigest != c.requestDigest {
+		err = errReusedElsewhere
+	}
+	if err != nil {
+		return nil, err
+	}
+	return first, nil
 }

@@ -30,18 +30,20 @@ type execution struct {
 	target  sessions.Target
 	// plain is a read that lives in memory until it is recorded.
 	plain bool
-	// sendBefore is when the window of a recorded attempt closes, by the monotonic
-	// clock; set by the dispatch transaction before the attempt runs.
-	sendBefore time.Time
-	done       chan struct{}
+	// sendBefore is when the window of a recorded attempt closes, and deadline the
+	// ceiling of the call, both by the monotonic clock. The dispatch transaction
+	// sets them before the attempt runs; a plain read has no window.
+	sendBefore, deadline time.Time
+	maybe                bool // an earlier attempt may have been executed
+	touched              bool // some attempt was, or may have been, sent
+	done                 chan struct{}
 
 	mu        sync.Mutex
 	call      *Call // replaced, never changed in place
 	cancelled bool
 	stop      context.CancelFunc // ends the request under way; nil between attempts
-	maybe     bool               // an earlier attempt may have been executed
 	finishing bool               // a plain read is being recorded with its outcome
-	err       error              // why a plain read could not be recorded
+	err       error              // why the outcome could not be recorded
 }
 
 func (s *Service) newExecution(pl *plan) *execution {
@@ -108,28 +110,29 @@ func (e *execution) run() {
 			return
 		}
 		f := e.failure(o)
-		switch step := After(f); step {
-		case Retry:
+		step := After(f)
+		if step == Retry {
 			if e.again(o, f.Delay) {
 				continue
 			}
-			f.Retries, f.Temporary = 0, false
-			e.end(o, After(f))
-		default:
-			e.end(o, step)
+			f = e.failure(o) // somebody may have cancelled it meanwhile
+			f.Temporary = false
+			step = After(f)
 		}
+		e.end(o, step)
 		return
 	}
 }
 
 func (e *execution) leave() {
+	c := e.snapshot()
+	k := requestKey{e.key.tenant, c.Subject, c.RequestID}
 	e.s.mu.Lock()
-	delete(e.s.live, e.key)
-	if e.plain {
-		k := requestKey{e.key.tenant, e.call.Subject, e.call.RequestID}
-		if e.s.pending[k] == e {
-			delete(e.s.pending, k)
-		}
+	if e.s.live[e.key] == e {
+		delete(e.s.live, e.key)
+	}
+	if e.s.pending[k] == e {
+		delete(e.s.pending, k)
 	}
 	e.s.mu.Unlock()
 	close(e.done)
@@ -139,6 +142,7 @@ func (e *execution) leave() {
 func (e *execution) end(o outcome, step Step) {
 	switch step {
 	case EndCancelled:
+		o.err = hostError("CANCELLED", "the call was cancelled")
 		e.finish(o, Cancelled)
 	case Ask:
 		e.finishByQuery(o)
@@ -155,25 +159,27 @@ func (e *execution) failure(o outcome) Failure {
 	c := e.call
 	f := Failure{Effect: c.Effect, Phase: o.phase, Idempotent: e.tool.Idempotency.Offered() && c.IdempotencyKey != "",
 		StatusQuery: e.tool.StatusQuery != nil, Temporary: o.temporary, Cancelled: e.cancelled, Attempt: c.Attempt,
-		Retries: e.tool.Retry.Max, Left: e.left(), Delay: Delay(c.Attempt, o.retryAfter, rand.Float64())}
+		Retries: e.tool.Retry.Max, Left: time.Until(e.deadline), Delay: Delay(c.Attempt, o.retryAfter, rand.Float64())}
 	if e.s.work.Err() != nil {
 		f.Temporary = false // this replica stops; nothing new is begun
+	}
+	// An attempt before this one may have run: that this one was not sent, or was
+	// answered with an error, says nothing of it. A read is harmless all the same.
+	if e.maybe && (o.phase == NotSent || c.Effect != Read) {
+		f.Phase = MaybeSent
 	}
 	if o.phase == MaybeSent {
 		e.maybe = true
 	}
-	if o.phase == NotSent && e.maybe {
-		f.Phase = MaybeSent // this one was not sent, but one before may have run
-	}
 	return f
 }
 
-// left is the time to the call's ceiling.
-func (e *execution) left() time.Duration {
-	if e.call.Ceiling == nil {
-		return e.limits.Ceiling
+// age is how long ago the call's definition may have been observed.
+func (e *execution) age(c *Call) time.Duration {
+	if c.Effect == Read {
+		return e.limits.DefinitionAge.Read
 	}
-	return e.call.Ceiling.Sub(e.s.now())
+	return e.limits.DefinitionAge.Write
 }
 
 // send makes one attempt. No transaction is open while the server works.
@@ -183,7 +189,7 @@ func (e *execution) send() outcome {
 	if e.tool.Timeout > 0 {
 		timeout = e.tool.Timeout
 	}
-	ctx, stop := context.WithTimeout(e.s.work, min(e.left(), e.limits.Ceiling))
+	ctx, stop := context.WithDeadline(e.s.work, e.deadline)
 	defer stop()
 	e.mu.Lock()
 	if e.cancelled {
@@ -193,13 +199,15 @@ func (e *execution) send() outcome {
 	e.stop = stop
 	e.mu.Unlock()
 	started := e.s.now()
+	epoch, window := c.Epoch, e.sendBefore
 	resp, err := e.s.deps.Sender.Do(ctx, e.conn, e.target, sessions.Request{Method: "tools/call", Name: c.Name,
 		Params: callParams(c.Name, c.Arguments), Meta: e.meta(c), Schema: e.def.InputSchema, ResultBytes: int64(e.limits.ResultBytes),
-		Timeout: timeout, BeforeSend: e.beforeSend})
+		Timeout: timeout, BeforeSend: func() error { return e.s.beforeSend(epoch, window) }})
 	e.mu.Lock()
 	e.stop = nil
 	e.mu.Unlock()
 	o := e.read(c, resp, err)
+	e.touched = e.touched || o.phase != NotSent
 	e.update(func(c *Call) {
 		c.Timings.Negotiation += resp.Timings.Negotiation
 		c.Timings.Execution += resp.Timings.Execution
@@ -227,13 +235,15 @@ func callParams(name string, args []byte) json.RawMessage {
 
 var errTooLate = fault.New(fault.Unavailable, "SEND_WINDOW_PASSED", "the attempt was not sent in its window")
 
-// beforeSend is asked as late as possible: a replica that was paused, or that
-// cannot write its heartbeat, sends nothing.
-func (e *execution) beforeSend() error {
-	if _, ok := e.s.replica.mayDispatch(); !ok {
+// beforeSend is asked as late as possible: a replica that was paused, that was
+// taken for dead, or that cannot write its heartbeat, sends nothing. A zero
+// window is that of a read in memory.
+func (s *Service) beforeSend(epoch int64, window time.Time) error {
+	now, ok := s.replica.mayDispatch()
+	if !ok {
 		return errIsolated
 	}
-	if !e.plain && time.Now().After(e.sendBefore) {
+	if !window.IsZero() && (now != epoch || time.Now().After(window)) {
 		return errTooLate
 	}
 	return nil
@@ -248,29 +258,31 @@ func (e *execution) again(o outcome, delay time.Duration) bool {
 	case <-e.s.work.Done():
 		return false
 	}
-	e.mu.Lock()
-	cancelled := e.cancelled
-	e.mu.Unlock()
-	if cancelled {
-		return false
-	}
-	if e.plain && e.againPlain(o) {
-		return true
+	if again, settled := e.againPlain(o); settled {
+		return again
 	}
 	err := e.redispatch(o)
+	if errors.Is(err, errCancelWanted) {
+		e.cancel()
+		return false
+	}
 	if err != nil && !errors.Is(err, errLost) {
 		e.s.log.InfoContext(e.s.work, "no further attempt", "tenant", e.key.tenant, "call", e.key.id, "reason", detail(err))
 	}
 	return err == nil
 }
 
-// againPlain counts another attempt of a read in memory; a read that meanwhile
-// was recorded goes through a transaction like any other.
-func (e *execution) againPlain(o outcome) bool {
+// againPlain counts another attempt of a read in memory, unless the call was
+// cancelled; a read that meanwhile was recorded goes through a transaction like
+// any other call.
+func (e *execution) againPlain(o outcome) (again, settled bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.call.Recorded {
-		return false
+	if e.cancelled {
+		return false, true
+	}
+	if !e.plain || e.call.Recorded {
+		return false, false
 	}
 	now := e.s.now()
 	c := *e.call
@@ -279,7 +291,7 @@ func (e *execution) againPlain(o outcome) bool {
 	c.Attempt++
 	c.Attempts = append(c.Attempts, Attempt{Number: c.Attempt, Epoch: c.Epoch, StartTime: now})
 	e.call = &c
-	return true
+	return true, true
 }
 
 func (a *Attempt) close(o outcome, now time.Time) {
@@ -300,6 +312,7 @@ func (s *Service) startPlain(pl *plan) (*execution, error) {
 	e.plain = true
 	now := s.now()
 	ceiling := now.Add(e.limits.Ceiling)
+	e.deadline = time.Now().Add(e.limits.Ceiling)
 	c := pl.call
 	c.State, c.Epoch, c.Attempt, c.Ceiling = Dispatching, epoch, 1, &ceiling
 	c.Attempts = []Attempt{{Number: 1, Epoch: epoch, StartTime: now}}
@@ -309,9 +322,12 @@ func (s *Service) startPlain(pl *plan) (*execution, error) {
 		s.mu.Unlock()
 		return nil, errRepeated
 	}
+	if !pl.session.Admit(int64(e.limits.CallsPerSession)) {
+		s.mu.Unlock()
+		return nil, &overBudget{}
+	}
 	s.pending[k] = e
 	s.mu.Unlock()
-	pl.session.Admitted()
 	s.start(e)
 	return e, nil
 }
@@ -328,7 +344,13 @@ func (s *Service) follow(ctx context.Context, e *execution, wait time.Duration) 
 	case <-ctx.Done():
 	case <-s.drain:
 	}
-	if err := e.harden(context.WithoutCancel(ctx)); err != nil {
+	err := e.harden(context.WithoutCancel(ctx))
+	if errors.Is(err, errRepeated) {
+		// The id belongs to a call of another replica, or of another kind.
+		first, err := s.first(context.WithoutCancel(ctx), e.snapshot())
+		return first, err
+	}
+	if err != nil {
 		return nil, err
 	}
 	select {
@@ -347,25 +369,31 @@ func (e *execution) result() (*Call, error) {
 
 // harden records a plain read that is still under way.
 func (e *execution) harden(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, hardenTime)
+	defer cancel()
 	e.mu.Lock()
 	if !e.plain || e.call.Recorded || e.finishing {
 		finishing := e.finishing
 		e.mu.Unlock()
-		if finishing {
-			<-e.done
+		if !finishing {
+			return nil
 		}
-		return nil
+		select {
+		case <-e.done:
+			return nil
+		case <-ctx.Done():
+			return errNotRecorded
+		}
 	}
+	// The execution waits, so that an outcome never overtakes this record.
 	defer e.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
 	c := *e.call
 	c.Recorded = true
 	err := e.s.deps.DB.InTx(ctx, e.key.tenant, func(ctx context.Context, tx tenant.Tx) error {
-		if err := insert(ctx, tx, &c); err != nil {
+		if _, err := countCall(ctx, tx, &c); err != nil {
 			return err
 		}
-		if _, err := countCall(ctx, tx, &c); err != nil {
+		if err := insert(ctx, tx, &c); err != nil {
 			return err
 		}
 		for _, a := range c.Attempts {
@@ -379,8 +407,11 @@ func (e *execution) harden(ctx context.Context) error {
 	if err != nil {
 		return fault.Wrap(err, "record a read under way")
 	}
-	// The window of a recorded attempt does not apply: it was sent long ago.
-	e.sendBefore = time.Now().Add(e.limits.Ceiling)
 	e.call = &c
 	return nil
 }
+
+// hardenTime bounds what a caller waits beyond its wait for a record.
+const hardenTime = 5 * time.Second
+
+var errNotRecorded = fault.New(fault.Unavailable, "OUTCOME_NOT_RECORDED", "the outcome could not be recorded yet; ask again").Retry(time.Second)

@@ -27,6 +27,7 @@ type outcome struct {
 	retryAfter time.Duration
 	findings   []string
 	sideEffect string
+	by         string // where the outcome comes from, if not from the attempt itself
 }
 
 // word is how an attempt is filed.
@@ -101,15 +102,8 @@ func (e *execution) readFailure(o *outcome, r sessions.Response, err error) {
 func (e *execution) readResult(o *outcome, c *Call, raw []byte) {
 	o.phase = Answered
 	o.result, o.findings = cleanResult(raw)
-	if bytes.Contains(o.result, []byte(`"isError"`)) {
-		var flag struct {
-			IsError bool              `json:"isError"`
-			Content []json.RawMessage `json:"content"`
-		}
-		if json.Unmarshal(o.result, &flag) == nil && flag.IsError {
-			o.err = &Error{Layer: LayerTool, Code: "TOOL_ERROR", Message: firstText(flag.Content)}
-			return
-		}
+	if o.err = toolError(o.result); o.err != nil {
+		return
 	}
 	o.state = Succeeded
 	if len(e.def.OutputSchema) == 0 && e.tool.StatusQuery == nil {
@@ -126,6 +120,22 @@ func (e *execution) readResult(o *outcome, c *Call, raw []byte) {
 			o.sideEffect = e.tool.StatusQuery.SideEffectID(vars)
 		}
 	}
+}
+
+// toolError returns what a result with isError says, nil for any other.
+func toolError(result []byte) *Error {
+	// A name may be written with escapes.
+	if !bytes.Contains(result, []byte(`"isError"`)) && !bytes.Contains(result, []byte(`\u00`)) {
+		return nil
+	}
+	var flag struct {
+		IsError bool              `json:"isError"`
+		Content []json.RawMessage `json:"content"`
+	}
+	if json.Unmarshal(result, &flag) != nil || !flag.IsError {
+		return nil
+	}
+	return &Error{Layer: LayerTool, Code: "TOOL_ERROR", Message: firstText(flag.Content)}
 }
 
 // structuredContent returns the member in canonical form, nil when there is none
@@ -267,9 +277,12 @@ func (e *execution) finish(o outcome, state State) {
 	e.persist(func(ctx context.Context) error { return e.recordOutcome(ctx, o, state, time.Time{}) })
 }
 
-// persist repeats a transaction while the database is away; the outcome of a
-// call that was sent must not be lost to a short outage. When it cannot be
-// written the reaper will say what is known.
+// maxPersist is how often a record is tried that fails for no reason that passes.
+const maxPersist = 10
+
+// persist repeats a transaction while the database is away, until this replica
+// stops: the outcome of a call that was sent must not be lost to an outage. When
+// it cannot be written at all, the reaper says what is known.
 func (e *execution) persist(write func(ctx context.Context) error) {
 	base := context.WithoutCancel(e.s.work)
 	for try := 1; ; try++ {
@@ -280,9 +293,9 @@ func (e *execution) persist(write func(ctx context.Context) error) {
 			return
 		}
 		e.s.log.WarnContext(base, "record outcome", "tenant", e.key.tenant, "call", e.key.id, "try", try, "error", detail(err))
-		if try >= 10 || (try >= 2 && e.s.work.Err() != nil) {
+		if try >= maxPersist && fault.Is(err, fault.Internal) || try >= 2 && e.s.work.Err() != nil {
 			e.mu.Lock()
-			e.err = fault.New(fault.Unavailable, "OUTCOME_NOT_RECORDED", "the outcome could not be recorded").Cause(err)
+			e.err = errNotRecorded.Cause(err)
 			e.mu.Unlock()
 			return
 		}
@@ -299,34 +312,46 @@ func (e *execution) persist(write func(ctx context.Context) error) {
 // this replica's; else the answer is kept as evidence only.
 func (e *execution) recordOutcome(ctx context.Context, o outcome, state State, resolveAfter time.Time) error {
 	c := e.finished(o, state)
+	// A use of a grant is given back when no attempt was sent.
+	unspend := c.GrantID != "" && !e.touched && state != Succeeded && state != Uncertain
+	entry, err := e.s.prepareEnd(ctx, c, e.actor, o.by)
+	if err != nil {
+		return err
+	}
 	mine := false
-	err := e.s.deps.DB.InTx(ctx, e.key.tenant, func(ctx context.Context, tx tenant.Tx) (err error) {
-		mine, err = e.s.writeEnd(ctx, tx, c, e.actor, resolveAfter)
+	err = e.s.deps.DB.InTx(ctx, e.key.tenant, func(ctx context.Context, tx tenant.Tx) (err error) {
+		if unspend {
+			if err := e.s.deps.Consent.LockGrant(ctx, tx, c.GrantID); err != nil {
+				return err
+			}
+		}
+		mine, err = e.s.writeEnd(ctx, tx, c, entry, resolveAfter)
 		if err != nil {
 			return err
 		}
 		if !mine {
 			return e.keepEvidence(ctx, tx, c, o)
 		}
-		if err := endAttempt(ctx, tx, c, o); err != nil {
+		if err := endAttempt(ctx, tx, c, o); err != nil || !unspend {
 			return err
 		}
-		if c.GrantID != "" && o.phase == NotSent && state != Uncertain && c.Attempt == 1 {
-			return e.s.deps.Consent.Unspend(ctx, tx, c.GrantID)
-		}
-		return nil
+		return e.s.deps.Consent.Unspend(ctx, tx, c.GrantID)
 	})
 	if err != nil {
 		return err
 	}
-	if mine {
-		c.Recorded = true
-		e.mu.Lock()
-		e.call = c
-		e.mu.Unlock()
-		if e.s.deps.Observe != nil {
-			e.s.deps.Observe(c)
+	if !mine {
+		// What the others made of the call is what counts.
+		if c, err = e.s.load(ctx, e.key.tenant, e.key.id); err != nil {
+			return err
 		}
+	}
+	c.Recorded = true
+	e.mu.Lock()
+	e.call = c
+	e.mu.Unlock()
+	if mine {
+		e.s.observe(c)
 	}
 	e.s.changed(e.key.tenant, e.key.id)
 	return nil

@@ -6,7 +6,11 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
 	"github.com/bulkhead-mcp/bulkhead/internal/canonical"
@@ -52,7 +56,35 @@ type parsed struct {
 	digest  string // of the request, for repeats
 }
 
+// maxRequestID bounds a requestId in bytes.
+const maxRequestID = 128
+
+// check names what no call can be stored under.
+func (r Proposal) check() error {
+	var bad []fault.Field
+	if !isWord(r.RequestID, maxRequestID) {
+		bad = append(bad, fault.Field{Path: "requestId", Rule: fmt.Sprintf("must have at most %d bytes of text without control characters", maxRequestID)})
+	}
+	if r.Tool == "" || !isWord(r.Tool, catalog.MaxName) {
+		bad = append(bad, fault.Field{Path: "tool", Rule: fmt.Sprintf("must have 1 to %d bytes of text without control characters", catalog.MaxName)})
+	}
+	if !resource.IsServerName(r.Server) && !resource.IsID(resource.Server, r.Server) {
+		bad = append(bad, fault.Field{Path: "server", Rule: "must be the name or the id of a server"})
+	}
+	if len(bad) > 0 {
+		return fault.InvalidFields(bad...)
+	}
+	return nil
+}
+
+func isWord(s string, most int) bool {
+	return len(s) <= most && utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
+}
+
 func (s *Service) parse(ctx context.Context, p tenant.Principal, r Proposal) (parsed, error) {
+	if err := r.check(); err != nil {
+		return parsed{}, err
+	}
 	ses, err := s.deps.Sessions.Get(ctx, p, r.SessionID)
 	if err != nil {
 		return parsed{}, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/audit"
 	"github.com/bulkhead-mcp/bulkhead/internal/contract"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
@@ -42,19 +43,18 @@ func (e *execution) ask(ctx context.Context, c *Call) answer {
 	if r.Error != nil || r.ResultType == sessions.ResultInputRequired {
 		return answer{detail: "the query was answered with an error"}
 	}
-	var o outcome
-	e.readResult(&o, c, r.Result)
-	if o.state != Succeeded {
+	result, _ := cleanResult(r.Result)
+	if toolError(result) != nil {
 		return answer{detail: "the query's tool says that it failed"}
 	}
-	structured := structuredContent(o.result)
+	structured := structuredContent(result)
 	if structured == nil {
 		return answer{detail: "the query's answer has no structuredContent"}
 	}
 	if vars.Result, err = contract.NewValue(structured); err != nil {
 		return answer{detail: "the query's answer is no object"}
 	}
-	a := answer{result: o.result}
+	a := answer{result: result}
 	if a.verdict, a.detail = q.Judge(vars); a.verdict == contract.VerdictSucceeded {
 		a.sideEffect = q.SideEffectID(vars)
 	}
@@ -86,11 +86,10 @@ func (e *execution) queryTool(ctx context.Context, c *Call) ([]byte, error) {
 // query says. Without positive evidence the call is uncertain for now; absence
 // speaks later, if the contract lets it.
 func (e *execution) finishByQuery(o outcome) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.s.work), e.limits.Timeout)
-	defer cancel()
-	a := e.ask(ctx, e.snapshot())
+	// A replica that stops does not ask any more: another one will.
+	a := e.ask(e.s.work, e.snapshot())
 	if a.verdict == contract.VerdictSucceeded {
-		o.result, o.sideEffect, o.err, o.state = a.result, a.sideEffect, nil, Succeeded
+		o.result, o.sideEffect, o.err, o.state, o.by = a.result, a.sideEffect, nil, Succeeded, byStatusQuery
 		o.findings = append(o.findings, "RESOLVED_BY_STATUS_QUERY: the result is the status query's answer")
 		e.persist(func(ctx context.Context) error { return e.recordOutcome(ctx, o, Succeeded, time.Time{}) })
 		return
@@ -103,18 +102,20 @@ const (
 	// firstResolve is the least pause before an uncertain call is asked about again.
 	firstResolve = 2 * time.Second
 	maxResolves  = 8
+	// byStatusQuery is how the audit names evidence of a status query.
+	byStatusQuery = "STATUS_QUERY"
 )
 
 // resolve asks again about an uncertain call whose time has come. Only one
 // replica at a time does, and after maxResolves tries nobody does any more.
 func (s *Service) resolve(ctx context.Context, t tenant.ID, id string) error {
 	var c *Call
-	tries := 0
+	var now time.Time // by the database's clock, which alone decides what is final
 	err := s.deps.DB.InTx(ctx, t, func(ctx context.Context, tx tenant.Tx) error {
 		err := tx.QueryRow(ctx, `UPDATE calls SET resolve_tries = resolve_tries + 1,
 			resolve_after = CASE WHEN resolve_tries + 1 < $3 THEN clock_timestamp() + interval '2 seconds' * power(2, resolve_tries + 1) END
 			WHERE tenant_id = $1 AND call_id = $2 AND state = 'UNCERTAIN' AND resolve_after <= clock_timestamp()
-			RETURNING resolve_tries`, tx.Tenant(), id, maxResolves).Scan(&tries)
+			RETURNING clock_timestamp()`, tx.Tenant(), id, maxResolves).Scan(&now)
 		if err != nil {
 			return err
 		}
@@ -128,36 +129,54 @@ func (s *Service) resolve(ctx context.Context, t tenant.ID, id string) error {
 		return err
 	}
 	e, err := s.resume(ctx, c)
-	if err != nil || e.tool.StatusQuery == nil {
+	if err != nil {
 		return err
 	}
-	a := e.ask(ctx, c)
-	switch {
+	if e.tool.StatusQuery == nil {
+		return s.askAgain(ctx, c, nil)
+	}
+	final := finalFrom(c, e.tool.StatusQuery)
+	switch a := e.ask(ctx, c); {
 	case a.verdict == contract.VerdictSucceeded:
 		return s.writeResolution(ctx, c, Succeeded, a)
-	case a.verdict == contract.VerdictAbsent && s.absenceIsFinal(c, e.tool.StatusQuery):
+	case a.verdict != contract.VerdictAbsent || final == nil:
+		return nil
+	case !now.Before(*final):
 		return s.writeResolution(ctx, c, Failed, a)
 	}
-	return nil
+	return s.askAgain(ctx, c, final) // it is not there yet, and by then it would be
 }
 
-// absenceIsFinal reports whether not finding the effect proves that it will not
-// come: the contract must say so, the settling time must have passed since the
-// last attempt could have acted, and a call that was taken from a dead replica
-// must be past its ceiling (design 3.4).
-func (s *Service) absenceIsFinal(c *Call, q *contract.StatusQuery) bool {
+// askAgain sets when the status query is asked next about an uncertain call; nil
+// means never.
+func (s *Service) askAgain(ctx context.Context, c *Call, at *time.Time) error {
+	return s.deps.DB.InTx(ctx, c.Tenant, func(ctx context.Context, tx tenant.Tx) error {
+		_, err := tx.Exec(ctx, `UPDATE calls SET resolve_after = $3 WHERE tenant_id = $1 AND call_id = $2 AND state = 'UNCERTAIN'`,
+			tx.Tenant(), c.ID, at)
+		return err
+	})
+}
+
+// finalFrom returns from when on not finding the effect proves that it will not
+// come, nil for never. The contract must say so, and the settling time must have
+// passed since the last attempt could have acted: since its end, or since the
+// ceiling where some attempt was that of a dead replica, or of one that was taken
+// for dead and lives (design 3.4).
+func finalFrom(c *Call, q *contract.StatusQuery) *time.Time {
 	if q.Absent != contract.AbsentFinal || len(c.Attempts) == 0 {
-		return false
+		return nil
 	}
-	last := c.Attempts[len(c.Attempts)-1]
 	from := c.UpdateTime
-	if last.EndTime != nil {
+	if last := c.Attempts[len(c.Attempts)-1]; last.EndTime != nil {
 		from = *last.EndTime
 	}
-	if last.Epoch != c.Epoch && c.Ceiling != nil && c.Ceiling.After(from) {
-		from = *c.Ceiling
+	for _, a := range c.Attempts {
+		if (a.Epoch != c.Epoch || a.EndTime == nil) && c.Ceiling != nil && c.Ceiling.After(from) {
+			from = *c.Ceiling
+		}
 	}
-	return !s.now().Before(from.Add(q.Settle))
+	from = from.Add(q.Settle)
+	return &from
 }
 
 func (s *Service) writeResolution(ctx context.Context, c *Call, state State, a answer) error {
@@ -170,8 +189,8 @@ func (s *Service) writeResolution(ctx context.Context, c *Call, state State, a a
 		}
 	}
 	return s.deps.DB.InTx(ctx, c.Tenant, func(ctx context.Context, tx tenant.Tx) error {
-		d := map[string]any{"state": state, "by": "STATUS_QUERY", "verdict": a.verdict.String(), "sideEffectId": a.sideEffect}
-		id, err := s.deps.Audit.Append(ctx, tx, s.entry(c, "call.resolved", "system", d))
+		d := map[string]any{"state": state, "by": byStatusQuery, "verdict": a.verdict.String(), "sideEffectId": a.sideEffect}
+		id, err := s.deps.Audit.Append(ctx, tx, s.entry(c, audit.CallResolved, "system", d))
 		if err != nil {
 			return err
 		}

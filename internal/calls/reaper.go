@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
@@ -18,10 +19,11 @@ type found struct {
 	id     string
 }
 
-// Sweep is one round of recovery: it buries silent replicas, takes over what
+// Sweep begins one round of recovery: it buries silent replicas, takes over what
 // they were executing, dispatches what was agreed to and not yet sent, asks
-// about uncertain calls, obeys cancels from elsewhere and expires consents. Any
-// number of replicas may run it at any time.
+// about uncertain calls, obeys cancels from elsewhere and expires consents. What
+// needs a server goes on after Sweep returns; Stop waits for it. Any number of
+// replicas may run it at any time.
 func (s *Service) Sweep(ctx context.Context) error {
 	_, errBury := s.replica.bury(ctx)
 	return errors.Join(errBury, s.reap(ctx), s.claimApproved(ctx), s.resolveDue(ctx), s.obeyCancels(ctx), s.expire(ctx))
@@ -45,96 +47,100 @@ func (s *Service) search(ctx context.Context, sql string, args ...any) (out []fo
 	return out, err
 }
 
-// each handles what a search found; one failure does not stop the others.
-func (s *Service) each(ctx context.Context, fs []found, what string, fn func(context.Context, tenant.ID, string) error) error {
+func (s *Service) tendAll(fs []found, slots chan struct{}, what string, fn func(context.Context, tenant.ID, string) error) {
 	for _, f := range fs {
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err := fn(ctx, f.tenant, f.id); err != nil && !errors.Is(err, errLost) {
-			s.log.WarnContext(ctx, what, "tenant", f.tenant, "call", f.id, "error", detail(err))
-		}
+		s.tend(callKey(f), slots, what, fn)
 	}
-	return nil
 }
 
-// reap takes over the calls of replicas that are dead or have stopped.
+// orphanTime is how long a call may say that this replica executes it although it
+// does not: between the dispatch's commit and the start, or for ever when its
+// outcome could not be written.
+const orphanTime = 30 * time.Second
+
+// reap takes over the calls of replicas that are dead or have stopped, and those
+// of this replica that it has lost sight of. The order is random, so that calls
+// that cannot be taken do not hide the others.
 func (s *Service) reap(ctx context.Context) error {
+	epoch, _ := s.replica.mayDispatch()
 	fs, err := s.search(ctx, `SELECT c.tenant_id, c.call_id FROM calls c
-		WHERE c.state = 'DISPATCHING' AND NOT EXISTS (
-		      SELECT 1 FROM replicas r WHERE r.epoch = c.replica_epoch AND r.state = 'ALIVE')
-		ORDER BY c.call_id LIMIT $1`)
+		WHERE c.state = 'DISPATCHING' AND (
+		      NOT EXISTS (SELECT 1 FROM replicas r WHERE r.epoch = c.replica_epoch AND r.state = 'ALIVE')
+		      OR c.replica_epoch = $1 AND c.update_time < clock_timestamp() - $2::interval)
+		ORDER BY random() LIMIT $3`, epoch, orphanTime)
 	if err != nil {
 		return err
 	}
-	return s.each(ctx, fs, "take over a call", s.takeOver)
+	s.tendAll(fs, s.recovering, "take over a call", s.takeOver)
+	return nil
 }
 
 // takeOver fences a call of a dead replica by taking its epoch, and then does
 // with it what its effect and the contract allow. How far the attempt came is
-// not known, so it may have been sent.
+// not known, so it may have been sent. A call that is still executed here, under
+// an epoch that was taken for dead, is left to its execution or to the others.
 func (s *Service) takeOver(ctx context.Context, t tenant.ID, id string) error {
+	s.mu.Lock()
+	mine := s.live[callKey{t, id}] != nil
+	s.mu.Unlock()
 	epoch, ok := s.replica.mayDispatch()
-	if !ok {
-		return errIsolated
+	if mine || !ok {
+		return nil
 	}
 	c, err := s.load(ctx, t, id)
 	if err != nil || c.State != Dispatching {
 		return err
 	}
 	e, err := s.resume(ctx, c)
+	if f, ok := fault.As(err); err != nil && (!ok || passing(f)) {
+		return err // the next sweep tries again
+	}
 	if err != nil {
-		// Without its contract or server nothing more can be asked: say what is known.
-		return s.endReaped(ctx, c, epoch, EndUncertain, time.Time{})
+		// Without its contract or server nothing more can be done: say what is known.
+		return s.endReaped(ctx, c, epoch, EndUncertain)
 	}
-	e.maybe = true
+	e.maybe, e.touched, e.cancelled = true, true, c.CancelRequested
 	f := e.failure(outcome{phase: MaybeSent, temporary: true})
-	f.Cancelled = c.CancelRequested
 	step := After(f)
-	if step == Retry && s.retryReaped(ctx, c, e, epoch) {
-		return nil
-	}
 	if step == Retry {
-		f.Temporary = false
-		step = After(f)
+		return s.retryReaped(ctx, c, e, f, epoch)
 	}
-	resolveAfter := time.Time{}
-	if step == Ask {
-		resolveAfter = s.now()
-	}
-	return s.endReaped(ctx, c, epoch, step, resolveAfter)
+	return s.endReaped(ctx, c, epoch, step)
 }
 
 // retryReaped fences the call and sends it again as this replica's own attempt,
-// as the contract allows.
-func (s *Service) retryReaped(ctx context.Context, c *Call, e *execution, epoch int64) bool {
-	old := c.Epoch
+// as the contract allows. If this process dies in between, the next one finds the
+// call under an epoch that is dead again.
+func (s *Service) retryReaped(ctx context.Context, c *Call, e *execution, f Failure, epoch int64) error {
 	err := s.deps.DB.InTx(ctx, c.Tenant, func(ctx context.Context, tx tenant.Tx) error {
-		return fence(ctx, tx, c, old, epoch)
+		return fence(ctx, tx, c, c.Epoch, epoch)
 	})
 	if err != nil {
-		return false
+		return err
 	}
 	mine := *c
 	mine.Epoch = epoch
 	e.call = &mine
-	started := s.background(func(context.Context) {
-		if e.redispatch(outcome{phase: MaybeSent, err: hostError("REPLICA_LOST", "the replica that sent it is gone")}) != nil {
-			_ = s.endReaped(s.work, &mine, epoch, EndFailed, time.Time{})
-			return
-		}
+	err = e.redispatch(outcome{phase: MaybeSent, err: hostError("REPLICA_LOST", "the replica that sent it is gone")})
+	if err == nil {
 		s.start(e)
-	})
-	if !started {
-		e.call = c
+		s.changed(c.Tenant, c.ID)
+		return nil
 	}
-	return started
+	if errors.Is(err, errLost) {
+		return nil
+	}
+	s.log.InfoContext(ctx, "no further attempt", "tenant", c.Tenant, "call", c.ID, "reason", detail(err))
+	f.Temporary, f.Cancelled = false, f.Cancelled || errors.Is(err, errCancelWanted)
+	return s.endReaped(ctx, &mine, epoch, After(f))
 }
 
-// fence gives the call a new owner; an outcome of the old one finds no row.
+// fence gives the call a new owner; an outcome of the old one finds no row. What
+// another living replica has taken meanwhile is lost.
 func fence(ctx context.Context, tx tenant.Tx, c *Call, from, to int64) error {
 	tag, err := tx.Exec(ctx, `UPDATE calls SET replica_epoch = $5, update_time = clock_timestamp()
-		WHERE tenant_id = $1 AND call_id = $2 AND replica_epoch = $3 AND attempt = $4 AND state = 'DISPATCHING'`,
+		WHERE tenant_id = $1 AND call_id = $2 AND replica_epoch = $3 AND attempt = $4 AND state = 'DISPATCHING'
+		  AND ($3 = $5 OR NOT EXISTS (SELECT 1 FROM replicas r WHERE r.epoch = $3 AND r.state = 'ALIVE'))`,
 		tx.Tenant(), c.ID, from, c.Attempt, to)
 	if err == nil && tag.RowsAffected() == 0 {
 		err = errLost
@@ -142,7 +148,9 @@ func fence(ctx context.Context, tx tenant.Tx, c *Call, from, to int64) error {
 	return err
 }
 
-func (s *Service) endReaped(ctx context.Context, c *Call, epoch int64, step Step, resolveAfter time.Time) error {
+// endReaped says what is known of a call that nobody executes any more. A status
+// query, where there is one, may speak about it at once.
+func (s *Service) endReaped(ctx context.Context, c *Call, epoch int64, step Step) error {
 	state := Uncertain
 	switch {
 	case step == EndCancelled:
@@ -153,13 +161,19 @@ func (s *Service) endReaped(ctx context.Context, c *Call, epoch int64, step Step
 	end := *c
 	end.State, end.Epoch = state, epoch
 	end.Error = hostError("REPLICA_LOST", "the replica that executed the call is gone; its outcome is not known")
+	var resolveAfter time.Time
+	if state == Uncertain {
+		resolveAfter = s.now()
+	}
+	entry, err := s.prepareEnd(ctx, &end, "system", "")
+	if err != nil {
+		return err
+	}
 	return s.deps.DB.InTx(ctx, c.Tenant, func(ctx context.Context, tx tenant.Tx) error {
-		if c.Epoch != epoch {
-			if err := fence(ctx, tx, c, c.Epoch, epoch); err != nil {
-				return err
-			}
+		if err := fence(ctx, tx, c, c.Epoch, epoch); err != nil {
+			return err
 		}
-		mine, err := s.writeEnd(ctx, tx, &end, "system", resolveAfter)
+		mine, err := s.writeEnd(ctx, tx, &end, entry, resolveAfter)
 		if err != nil {
 			return err
 		}
@@ -171,9 +185,7 @@ func (s *Service) endReaped(ctx context.Context, c *Call, epoch int64, step Step
 			tx.Tenant(), c.ID, c.Attempt)
 		tx.AfterCommit(func() {
 			s.changed(c.Tenant, c.ID)
-			if s.deps.Observe != nil {
-				s.deps.Observe(&end)
-			}
+			s.observe(&end)
 		})
 		return err
 	})
@@ -183,13 +195,11 @@ func (s *Service) endReaped(ctx context.Context, c *Call, epoch int64, step Step
 func (s *Service) claimApproved(ctx context.Context) error {
 	fs, err := s.search(ctx, `SELECT c.tenant_id, c.call_id FROM calls c
 		JOIN consents k ON k.tenant_id = c.tenant_id AND k.consent_id = c.consent_id
-		WHERE c.state = 'CONSENT_REQUIRED' AND k.state = 'APPROVED' ORDER BY c.call_id LIMIT $1`)
+		WHERE c.state = 'CONSENT_REQUIRED' AND k.state = 'APPROVED' ORDER BY random() LIMIT $1`)
 	if err != nil {
 		return err
 	}
-	for _, f := range fs {
-		s.ConsentApproved(f.tenant, f.id)
-	}
+	s.tendAll(fs, s.dispatching, "dispatch after consent", s.dispatchWaiting)
 	return nil
 }
 
@@ -199,7 +209,8 @@ func (s *Service) resolveDue(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.each(ctx, fs, "resolve an uncertain call", s.resolve)
+	s.tendAll(fs, s.resolving, "resolve an uncertain call", s.resolve)
+	return nil
 }
 
 // obeyCancels ends calls in execution here that somebody wants stopped, for when

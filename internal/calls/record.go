@@ -5,10 +5,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/audit"
 	"github.com/bulkhead-mcp/bulkhead/internal/consent"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
@@ -17,7 +19,7 @@ import (
 // writeEnd writes the end of a call when the attempt is still the one that
 // counts, with its audit entry. resolveAfter, when set, is when a status query
 // may speak again about an uncertain call.
-func (s *Service) writeEnd(ctx context.Context, tx tenant.Tx, c *Call, actor string, resolveAfter time.Time) (bool, error) {
+func (s *Service) writeEnd(ctx context.Context, tx tenant.Tx, c *Call, entry audit.Prepared, resolveAfter time.Time) (bool, error) {
 	failure, err := encodeError(c.Error)
 	if err != nil {
 		return false, err
@@ -30,24 +32,31 @@ func (s *Service) writeEnd(ctx context.Context, tx tenant.Tx, c *Call, actor str
 	if findings == nil {
 		findings = []string{}
 	}
-	prepared, err := s.deps.Audit.Prepare(ctx, c.Tenant, s.entry(c, endKind(c.State), actor, endDetails(c)))
-	if err != nil {
-		return false, err
-	}
 	tag, err := tx.Exec(ctx, `
 		UPDATE calls SET state = $5, result = $6, error = $7, side_effect_id = $8, findings = $9, receipt = $10,
 		       negotiation_us = $11, execution_us = $12, resolve_after = $13,
 		       revision = revision + 1, update_time = clock_timestamp(), finish_time = clock_timestamp()
 		 WHERE tenant_id = $1 AND call_id = $2 AND replica_epoch = $3 AND attempt = $4 AND state = 'DISPATCHING'`,
-		tx.Tenant(), c.ID, c.Epoch, c.Attempt, string(c.State), c.Result, failure, c.SideEffectID, findings, prepared.ID(),
+		tx.Tenant(), c.ID, c.Epoch, c.Attempt, string(c.State), c.Result, failure, c.SideEffectID, findings, entry.ID(),
 		c.Timings.Negotiation.Microseconds(), c.Timings.Execution.Microseconds(), after)
 	if err != nil || tag.RowsAffected() == 0 {
 		return false, err
 	}
-	c.Receipt = prepared.ID()
+	c.Receipt = entry.ID()
 	b := &pgx.Batch{}
-	prepared.Queue(b)
+	entry.Queue(b)
 	return true, tx.SendBatch(ctx, b).Close()
+}
+
+// prepareEnd makes the audit entry of a call's end, before the transaction that
+// keeps it: sealing may need the database, and nobody should hold one connection
+// and wait for another.
+func (s *Service) prepareEnd(ctx context.Context, c *Call, actor, by string) (audit.Prepared, error) {
+	d := endDetails(c)
+	if by != "" {
+		d["by"] = by
+	}
+	return s.deps.Audit.Prepare(ctx, c.Tenant, s.entry(c, endKind(c.State), actor, d))
 }
 
 func endKind(s State) string {
@@ -119,8 +128,31 @@ func (e *execution) keepEvidence(ctx context.Context, tx tenant.Tx, c *Call, o o
 	}
 	d := endDetails(c)
 	d["phase"] = o.phase
-	_, err = e.s.deps.Audit.Append(ctx, tx, e.s.entry(c, "call.late_answer", e.actor, d))
-	return err
+	if _, err = e.s.deps.Audit.Append(ctx, tx, e.s.entry(c, "call.late_answer", e.actor, d)); err != nil {
+		return err
+	}
+	if o.state == Succeeded {
+		return e.reopen(ctx, tx, c)
+	}
+	return nil
+}
+
+// reopen makes a call uncertain again that was resolved as not executed, when
+// its late answer says that it was (design 3.1). The status query, asked again,
+// then says what it made.
+func (e *execution) reopen(ctx context.Context, tx tenant.Tx, c *Call) error {
+	tag, err := tx.Exec(ctx, `UPDATE calls SET state = 'UNCERTAIN', error = NULL, resolve_after = clock_timestamp(), resolve_tries = 0,
+		findings = findings || $3::text[], revision = revision + 1, update_time = clock_timestamp()
+		WHERE tenant_id = $1 AND call_id = $2 AND state = 'FAILED'
+		  AND EXISTS (SELECT FROM unnest(findings) f WHERE f LIKE 'RESOLVED_BY_STATUS_QUERY:%')`, tx.Tenant(), c.ID,
+		[]string{"REOPENED: an answer that came late says that the call was executed"})
+	if err != nil || tag.RowsAffected() == 0 {
+		return err
+	}
+	if _, err := e.s.deps.Audit.Append(ctx, tx, e.s.entry(c, audit.CallReopened, e.actor, nil)); err != nil {
+		return err
+	}
+	return nil
 }
 
 // errLost says that the call is no longer this attempt's.
@@ -132,12 +164,15 @@ func (e *execution) redispatch(o outcome) error {
 	ctx, cancel := context.WithTimeout(e.s.work, 10*time.Second)
 	defer cancel()
 	cur := *e.snapshot()
-	age := e.limits.DefinitionAge.Write
-	if err := e.s.refreshFor(ctx, e.server, &cur, age); err != nil {
+	if err := e.refresh(ctx, &cur); err != nil {
 		return err
 	}
+	cur.Attempts = slices.Clone(cur.Attempts)
+	if n := len(cur.Attempts); n > 0 {
+		cur.Attempts[n-1].close(o, e.s.now())
+	}
 	err := e.s.deps.DB.InTx(ctx, e.key.tenant, func(ctx context.Context, tx tenant.Tx) error {
-		g, err := e.s.lockGround(ctx, tx, &cur, age)
+		g, err := e.s.lockGround(ctx, tx, &cur, e)
 		if err != nil {
 			return err
 		}
@@ -179,16 +214,25 @@ func (s *Service) recheck(ctx context.Context, tx tenant.Tx, c *Call) (err error
 	return err
 }
 
-// lockAttempt locks the call last and makes sure that the attempt is still ours.
+// lockAttempt locks the call last and makes sure that the attempt is still ours
+// and wanted.
 func lockAttempt(ctx context.Context, tx tenant.Tx, c *Call) error {
-	var mine bool
-	err := tx.QueryRow(ctx, `SELECT state = 'DISPATCHING' AND replica_epoch = $3 AND attempt = $4 AND NOT cancel_requested
-		FROM calls WHERE tenant_id = $1 AND call_id = $2 FOR UPDATE`, tx.Tenant(), c.ID, c.Epoch, c.Attempt).Scan(&mine)
-	if err == nil && !mine {
-		err = errLost
+	var mine, cancelled bool
+	err := tx.QueryRow(ctx, `SELECT state = 'DISPATCHING' AND replica_epoch = $3 AND attempt = $4, cancel_requested
+		FROM calls WHERE tenant_id = $1 AND call_id = $2 FOR UPDATE`, tx.Tenant(), c.ID, c.Epoch, c.Attempt).Scan(&mine, &cancelled)
+	switch {
+	case err != nil:
+		return err
+	case !mine:
+		return errLost
+	case cancelled:
+		return errCancelWanted
 	}
-	return err
+	return nil
 }
+
+// errCancelWanted says that somebody, maybe at another replica, wants it stopped.
+var errCancelWanted = fault.New(fault.Canceled, "CANCELLED", "the call was cancelled")
 
 // updateDispatch writes a stored call's move to DISPATCHING.
 func updateDispatch(ctx context.Context, tx tenant.Tx, c *Call) error {

@@ -2,7 +2,6 @@ package calls
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -25,6 +24,8 @@ type replica struct {
 	epoch int64
 	// beat is when the last heartbeat that arrived was sent, by the monotonic clock.
 	beat time.Time
+	// ended says that this replica has stopped and takes no other epoch.
+	ended bool
 }
 
 // register takes a new epoch. A sole replica declares all earlier ones dead.
@@ -43,8 +44,14 @@ func (r *replica) register(ctx context.Context) error {
 		return err
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.epoch, r.beat = epoch, sent
+	ended := r.ended
+	if !ended {
+		r.epoch, r.beat = epoch, sent
+	}
+	r.mu.Unlock()
+	if ended { // it stopped while it registered again
+		return r.leave(ctx, epoch)
+	}
 	return nil
 }
 
@@ -53,8 +60,11 @@ func (r *replica) register(ctx context.Context) error {
 func (r *replica) heartbeat(ctx context.Context) error {
 	sent := time.Now()
 	r.mu.Lock()
-	epoch := r.epoch
+	epoch, ended := r.epoch, r.ended
 	r.mu.Unlock()
+	if ended {
+		return nil
+	}
 	alive := false
 	err := r.db.System(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `UPDATE replicas SET heartbeat = clock_timestamp() WHERE epoch = $1 AND state = 'ALIVE'`, epoch)
@@ -77,7 +87,7 @@ func (r *replica) heartbeat(ctx context.Context) error {
 func (r *replica) mayDispatch() (int64, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.epoch, time.Since(r.beat) < r.cfg.Isolation
+	return r.epoch, !r.ended && time.Since(r.beat) < r.cfg.Isolation
 }
 
 // bury declares replicas dead whose heartbeat is too old.
@@ -94,8 +104,13 @@ func (r *replica) bury(ctx context.Context) (n int64, err error) {
 // stopped says that this replica has ended in order.
 func (r *replica) stopped(ctx context.Context) error {
 	r.mu.Lock()
+	r.ended = true
 	epoch := r.epoch
 	r.mu.Unlock()
+	return r.leave(ctx, epoch)
+}
+
+func (r *replica) leave(ctx context.Context, epoch int64) error {
 	return r.db.System(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `UPDATE replicas SET state = 'STOPPED' WHERE epoch = $1 AND state = 'ALIVE'`, epoch)
 		return err
@@ -160,7 +175,7 @@ func (s *Service) Stop(ctx context.Context) error {
 	<-ended
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	return errors.Join(s.replica.stopped(last))
+	return s.replica.stopped(last)
 }
 
 // enter takes a place for a proposal; it is refused while draining and when too

@@ -15,6 +15,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
 	"github.com/bulkhead-mcp/bulkhead/internal/consent"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+	"github.com/bulkhead-mcp/bulkhead/internal/resource"
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
@@ -141,11 +142,25 @@ type Service struct {
 	drainOnce sync.Once
 	running   sync.WaitGroup
 
+	// Slots for what a sweep, a decision or a signal begins.
+	dispatching, recovering, resolving, obeying chan struct{}
+
 	mu       sync.Mutex
-	live     map[callKey]*execution    // at most cfg.MaxLive
-	pending  map[requestKey]*execution // plain reads that are not yet recorded
+	live     map[callKey]*execution    // about cfg.MaxLive at most
+	pending  map[requestKey]*execution // plain reads under way
+	tended   map[callKey]bool          // at most as many as there are slots
 	draining bool
 }
+
+// The slots: so many calls at a time are dispatched after a consent, taken over,
+// asked about, looked up for a cancel. A server that hangs costs a few of them
+// and not the sweep.
+const (
+	maxDispatching = 128
+	maxRecovering  = 32
+	maxResolving   = 32
+	maxObeying     = 16
+)
 
 // NewService registers this replica and returns the machine.
 func NewService(ctx context.Context, d Deps, c Config) (*Service, error) {
@@ -154,7 +169,12 @@ func NewService(ctx context.Context, d Deps, c Config) (*Service, error) {
 		return nil, errors.New("calls: a part is missing")
 	}
 	s := &Service{deps: d, cfg: c.withDefaults(), log: d.Log, now: time.Now, hub: newHub(), drain: make(chan struct{}),
-		live: map[callKey]*execution{}, pending: map[requestKey]*execution{}}
+		live: map[callKey]*execution{}, pending: map[requestKey]*execution{}, tended: map[callKey]bool{},
+		dispatching: make(chan struct{}, maxDispatching), recovering: make(chan struct{}, maxRecovering),
+		resolving: make(chan struct{}, maxResolving), obeying: make(chan struct{}, maxObeying)}
+	if s.cfg.Isolation >= s.cfg.Death {
+		return nil, errors.New("calls: a replica must stop dispatching before it may be taken for dead")
+	}
 	s.work, s.stopWork = context.WithCancel(context.Background())
 	s.committer = newCommitter(s)
 	s.replica = &replica{db: d.DB, cfg: s.cfg}
@@ -170,7 +190,7 @@ func NewService(ctx context.Context, d Deps, c Config) (*Service, error) {
 // transaction that ended their consents.
 func (s *Service) ConsentsEnded(ctx context.Context, tx tenant.Tx, ended []consent.Ended) error {
 	for _, e := range ended {
-		if _, err := s.deny(ctx, tx, e.CallID, Reason(e.Reason), e.Actor, e.Detail); err != nil {
+		if _, err := s.deny(ctx, tx, e.CallID, Reason(e.Reason), e.Actor, e.Detail, nil); err != nil {
 			return err
 		}
 	}
@@ -180,27 +200,35 @@ func (s *Service) ConsentsEnded(ctx context.Context, tx tenant.Tx, ended []conse
 // ConsentApproved implements consent.Calls: this replica dispatches the call. If
 // it dies first, the sweep of any replica does.
 func (s *Service) ConsentApproved(t tenant.ID, callID string) {
-	s.background(func(ctx context.Context) {
-		if err := s.dispatchWaiting(ctx, t, callID); err != nil {
-			s.log.WarnContext(ctx, "dispatch after consent", "tenant", t, "call", callID, "error", detail(err))
-		}
-	})
+	s.tend(callKey{t, callID}, s.dispatching, "dispatch after consent", s.dispatchWaiting)
 }
 
-// background runs fn on a goroutine that Stop waits for, unless it is too late.
-func (s *Service) background(fn func(ctx context.Context)) bool {
+// tend runs fn for a call on a goroutine that Stop waits for, unless this replica
+// tends to the call already, to as many as it has slots for, or is stopping: the
+// next sweep, here or elsewhere, finds the call again.
+func (s *Service) tend(k callKey, slots chan struct{}, what string, fn func(ctx context.Context, t tenant.ID, id string) error) {
 	s.mu.Lock()
-	if s.draining {
-		s.mu.Unlock()
-		return false
+	defer s.mu.Unlock()
+	if s.draining || s.tended[k] {
+		return
 	}
+	select {
+	case slots <- struct{}{}:
+	default:
+		return
+	}
+	s.tended[k] = true
 	s.running.Add(1)
-	s.mu.Unlock()
 	go func() {
 		defer s.running.Done()
-		fn(s.work)
+		if err := fn(s.work, k.tenant, k.id); err != nil && !errors.Is(err, errLost) && s.work.Err() == nil {
+			s.log.WarnContext(s.work, what, "tenant", k.tenant, "call", k.id, "error", detail(err))
+		}
+		s.mu.Lock()
+		delete(s.tended, k)
+		s.mu.Unlock()
+		<-slots
 	}()
-	return true
 }
 
 // changed wakes those who wait for a call, here and elsewhere.
@@ -220,7 +248,7 @@ func (s *Service) Signalled(t tenant.ID, callID string) {
 	e := s.live[k]
 	s.mu.Unlock()
 	if e != nil {
-		s.background(func(ctx context.Context) { s.obeyCancel(ctx, e) })
+		s.tend(k, s.obeying, "obey a cancel", func(ctx context.Context, _ tenant.ID, _ string) error { return s.obeyCancel(ctx, e) })
 	}
 }
 
@@ -245,11 +273,10 @@ func (s *Service) read(ctx context.Context, p tenant.Principal, k callKey) (*Cal
 			return c, nil
 		}
 	}
-	var c *Call
-	err := s.deps.DB.InTx(ctx, k.tenant, func(ctx context.Context, tx tenant.Tx) (err error) {
-		c, err = byID(ctx, tx, k.id)
-		return err
-	})
+	if !resource.IsID(resource.Call, k.id) {
+		return nil, errCallNotFound
+	}
+	c, err := s.load(ctx, k.tenant, k.id)
 	if err == nil && !owns(p, c) {
 		err = errCallNotFound
 	}

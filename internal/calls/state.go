@@ -16,9 +16,10 @@ const (
 	Uncertain             State = "UNCERTAIN"
 )
 
-// next is the state table: every transition that exists.
+// next is the state table: every transition that exists. Besides it a late answer
+// that contradicts a resolution reopens the call as UNCERTAIN (keepEvidence).
 var next = map[State][]State{
-	ConsentRequired:       {Denied, Cancelled, AuthorizationRequired, Dispatching, Failed},
+	ConsentRequired:       {Denied, Cancelled, AuthorizationRequired, Dispatching},
 	AuthorizationRequired: {Dispatching, Cancelled, Denied, Failed},
 	Dispatching:           {Denied, Succeeded, Failed, Cancelled, Uncertain, InputRequired, AuthorizationRequired, Dispatching},
 	InputRequired:         {Dispatching, Cancelled, Uncertain},

@@ -147,9 +147,11 @@ func byRequest(ctx context.Context, tx tenant.Tx, s tenant.Subject, requestID st
 	return one(ctx, tx, `WHERE tenant_id = $1 AND subject_source = $2 AND subject = $3 AND request_id = $4`, s.Source, s.Value, requestID)
 }
 
-// deny ends a waiting call whose row the caller has locked or is about to lock
-// last. It reports whether the call was still waiting.
-func (s *Service) deny(ctx context.Context, tx tenant.Tx, callID string, r Reason, actor, detail string) (bool, error) {
+// deny ends a waiting call; its row is the last lock of the transaction. A call
+// that waits has a consent and no grant: a reserved use is spent in the
+// transaction that reserves it. why, which may be nil, is shown with the call. It
+// reports whether the call was still waiting.
+func (s *Service) deny(ctx context.Context, tx tenant.Tx, callID string, r Reason, actor, detail string, why *Error) (bool, error) {
 	c, err := one(ctx, tx, `WHERE tenant_id = $1 AND call_id = $2 FOR UPDATE`, callID)
 	if fault.Is(err, fault.NotFound) {
 		return false, nil
@@ -158,21 +160,27 @@ func (s *Service) deny(ctx context.Context, tx tenant.Tx, callID string, r Reaso
 		return false, err
 	}
 	if c.GrantID != "" {
-		if err := s.deps.Consent.Release(ctx, tx, c.GrantID); err != nil {
-			return false, err
-		}
+		return false, fmt.Errorf("calls: %s waits although it has a grant", callID)
 	}
-	id, err := s.deps.Audit.Append(ctx, tx, s.entry(c, "call.denied", actor, map[string]any{"reason": r, "detail": detail}))
+	id, err := s.deps.Audit.Append(ctx, tx, s.entry(c, audit.CallDenied, actor, map[string]any{"reason": r, "detail": detail}))
 	if err != nil {
 		return false, err
 	}
-	_, err = tx.Exec(ctx, `UPDATE calls SET state = 'DENIED', reason = $3, receipt = $4, revision = revision + 1,
+	c.State, c.Reason, c.Receipt, c.Error = Denied, r, id, why
+	failure, err := encodeError(why)
+	if err != nil {
+		return false, err
+	}
+	_, err = tx.Exec(ctx, `UPDATE calls SET state = 'DENIED', reason = $3, receipt = $4, error = $5, revision = revision + 1,
 		update_time = clock_timestamp(), finish_time = clock_timestamp() WHERE tenant_id = $1 AND call_id = $2`,
-		tx.Tenant(), callID, string(r), id)
+		tx.Tenant(), callID, string(r), id, failure)
 	if err != nil {
 		return false, err
 	}
-	tx.AfterCommit(func() { s.changed(tx.Tenant(), callID) })
+	tx.AfterCommit(func() {
+		s.changed(tx.Tenant(), callID)
+		s.observe(c)
+	})
 	return true, nil
 }
 

@@ -51,11 +51,14 @@ func (h *hub) wake(k callKey) {
 	}
 }
 
+// maxWait bounds a wait (design 3.5).
+const maxWait = time.Minute
+
 // await reads the call until done says so or the wait is over. It watches before
 // it reads, so that no change falls between; without a signal it reads again
 // each poll interval. Draining answers at once.
 func (s *Service) await(ctx context.Context, p tenant.Principal, k callKey, wait time.Duration, done func(*Call) bool) (*Call, error) {
-	deadline := time.Now().Add(wait)
+	deadline := time.Now().Add(min(wait, maxWait))
 	for {
 		ch, release := s.hub.watch(k)
 		c, err := s.read(ctx, p, k)

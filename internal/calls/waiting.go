@@ -15,32 +15,41 @@ import (
 // dispatchWaiting dispatches a call whose consent was approved. Whoever comes
 // second finds the consent consumed and the call moved, and does nothing.
 func (s *Service) dispatchWaiting(ctx context.Context, t tenant.ID, id string) error {
+	for try := 1; ; try++ {
+		if s.full() {
+			return nil // a later sweep finds room
+		}
+		err := s.tryWaiting(ctx, t, id, try >= maxPlans)
+		if !errors.Is(err, errReplan) {
+			return err
+		}
+	}
+}
+
+func (s *Service) full() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.live) >= s.cfg.MaxLive
+}
+
+func (s *Service) tryWaiting(ctx context.Context, t tenant.ID, id string, last bool) error {
 	c, err := s.load(ctx, t, id)
 	if err != nil || c.State != ConsentRequired {
 		return err
 	}
 	e, err := s.resume(ctx, c)
 	if err != nil {
-		return s.failWaiting(ctx, c, err)
+		return s.refuseWaiting(ctx, c, err)
 	}
 	cur := *c
-	age := e.limits.DefinitionAge.Write
-	if c.Effect == Read {
-		age = e.limits.DefinitionAge.Read
+	if err := e.refresh(ctx, &cur); err != nil {
+		return s.refuseWaiting(ctx, c, err)
 	}
-	if err := s.refreshFor(ctx, e.server, &cur, age); err != nil {
-		return s.failWaiting(ctx, c, err)
-	}
-	refused := NoReason
-	err = s.deps.DB.InTx(ctx, t, func(ctx context.Context, tx tenant.Tx) (err error) {
-		refused, err = s.dispatchTx(ctx, tx, &cur, e, age)
-		return err
+	err = s.deps.DB.InTx(ctx, t, func(ctx context.Context, tx tenant.Tx) error {
+		return s.dispatchTx(ctx, tx, &cur, e, last)
 	})
-	if errors.Is(err, errLost) {
-		return nil
-	}
-	if err != nil || refused != NoReason || cur.State != Dispatching {
-		return err
+	if err != nil || cur.State != Dispatching {
+		return err // errLost: somebody else had it
 	}
 	cur.Revision++
 	e.call = &cur
@@ -50,38 +59,76 @@ func (s *Service) dispatchWaiting(ctx context.Context, t tenant.ID, id string) e
 }
 
 // dispatchTx is the dispatch transaction of a waiting call (design 3.2, step 3).
-func (s *Service) dispatchTx(ctx context.Context, tx tenant.Tx, c *Call, e *execution, age time.Duration) (Reason, error) {
-	g, err := s.lockGround(ctx, tx, c, age)
+// It leaves the call DISPATCHING, or denied.
+func (s *Service) dispatchTx(ctx context.Context, tx tenant.Tx, c *Call, e *execution, last bool) error {
+	g, err := s.lockGround(ctx, tx, c, e)
 	if err != nil {
-		return NoReason, err
+		return err
 	}
 	if why := g.changed(); why != "" {
-		if err := s.deps.Consent.VoidCall(ctx, tx, c.ID); err != nil {
-			return NoReason, err
+		if g.staleOnly() && !last {
+			return errReplan // a list that was announced as changed may show the same
 		}
-		_, err := s.deny(ctx, tx, c.ID, ReasonVoid, "system", why)
-		return ReasonVoid, err
+		return s.voidWaiting(ctx, tx, c.ID, why, nil)
 	}
 	refusal, err := s.deps.Consent.Consume(ctx, tx, c.ConsentID, c.ID, c.binding())
 	switch {
 	case err != nil:
-		return NoReason, err
+		return err
 	case refusal == consent.RefusedWaiting:
-		return NoReason, errLost
+		return errLost
+	case refusal == consent.RefusedVoid:
+		return s.voidWaiting(ctx, tx, c.ID, "the consent does not stand any more", nil)
 	case refusal != consent.NotRefused:
-		_, err := s.deny(ctx, tx, c.ID, Reason(refusal), "system", "the consent does not stand any more")
-		return Reason(refusal), err
+		_, err := s.deny(ctx, tx, c.ID, Reason(refusal), "system", "the consent does not stand any more", nil)
+		return err
 	}
 	var waits bool
 	err = tx.QueryRow(ctx, `SELECT state = 'CONSENT_REQUIRED' AND NOT cancel_requested FROM calls
 		WHERE tenant_id = $1 AND call_id = $2 FOR UPDATE`, tx.Tenant(), c.ID).Scan(&waits)
 	if err != nil {
-		return NoReason, err
+		return err
 	}
 	if !waits {
-		return NoReason, errLost
+		return errLost
 	}
-	return NoReason, s.enterDispatch(ctx, tx, c, e, e.actor, updateDispatch)
+	return s.enterDispatch(ctx, tx, c, e, e.actor, updateDispatch)
+}
+
+// voidWaiting ends a waiting call and its consent, in the order of their locks.
+func (s *Service) voidWaiting(ctx context.Context, tx tenant.Tx, id, why string, shown *Error) error {
+	if err := s.deps.Consent.VoidCall(ctx, tx, id, "system", why); err != nil {
+		return err
+	}
+	_, err := s.deny(ctx, tx, id, ReasonVoid, "system", why, shown)
+	return err
+}
+
+// refuseWaiting ends a call that was agreed to but cannot be dispatched: nothing
+// was sent, and a new proposal asks again.
+func (s *Service) refuseWaiting(ctx context.Context, c *Call, cause error) error {
+	f, ok := fault.As(cause)
+	if !ok || passing(f) || ctx.Err() != nil {
+		return cause // a fault of ours or a stop: the sweep tries again
+	}
+	why := &Error{Layer: LayerHost, Code: f.Reason, Message: cleanText(f.Message, 2000)}
+	return s.deps.DB.InTx(ctx, c.Tenant, func(ctx context.Context, tx tenant.Tx) error {
+		return s.voidWaiting(ctx, tx, c.ID, f.Reason, why)
+	})
+}
+
+// passing reports whether a fault says nothing about the call: ours, the
+// database's, or one of this moment.
+func passing(f *fault.Error) bool {
+	switch f.Kind {
+	case fault.Internal, fault.Canceled, fault.Conflict, fault.Deadline:
+		return true
+	}
+	switch f.Reason {
+	case "DATABASE_UNAVAILABLE", "REPLICA_ISOLATED", "SHUTTING_DOWN", "CATALOG_BUSY":
+		return true
+	}
+	return false
 }
 
 func (s *Service) load(ctx context.Context, t tenant.ID, id string) (c *Call, err error) {
@@ -93,7 +140,8 @@ func (s *Service) load(ctx context.Context, t tenant.ID, id string) (c *Call, er
 }
 
 // resume builds the execution of a stored call, on any replica and after any
-// restart, under the contract revision that decided it.
+// restart, under the contract revision that decided it. It does not look at what
+// the server offers: refresh does, before anything is sent.
 func (s *Service) resume(ctx context.Context, c *Call) (*execution, error) {
 	p := tenant.Principal{Tenant: c.Tenant, KeyID: c.KeyID, Subject: c.Subject}
 	ses, err := s.deps.Sessions.Get(ctx, p, c.SessionID)
@@ -112,18 +160,16 @@ func (s *Service) resume(ctx context.Context, c *Call) (*execution, error) {
 	if !ok {
 		return nil, fault.New(fault.Precondition, "TOOL_NOT_IN_CONTRACT", "the contract does not name this tool")
 	}
-	rev, err := s.current(ctx, srv, c, active.Contract.Limits.DefinitionAge.Read)
-	if err != nil {
-		return nil, err
+	e := &execution{s: s, key: callKey{c.Tenant, c.ID}, actor: "system for " + c.Subject.String(), server: srv, tool: tool,
+		subject: contract.Principal{Subject: c.Subject.Value, Source: c.Subject.Source, Groups: ses.Groups, Project: ses.Project,
+			Role: tenant.RoleService.String()},
+		limits: active.Contract.Limits, def: &catalog.Definition{}, done: make(chan struct{}), call: c,
+		conn: connectionKey(srv, c), target: targetOf(srv, active.Contract)}
+	e.deadline = time.Now().Add(e.limits.Ceiling)
+	if c.Ceiling != nil {
+		e.deadline = time.Now().Add(c.Ceiling.Sub(s.now()))
 	}
-	def, ok := rev.Find(c.Name)
-	if !ok {
-		def = &catalog.Definition{}
-	}
-	return &execution{s: s, key: callKey{c.Tenant, c.ID}, actor: "system for " + c.Subject.String(), server: srv, tool: tool,
-		subject: contract.Principal{Subject: c.Subject.Value, Source: c.Subject.Source, Groups: ses.Groups, Project: ses.Project},
-		limits:  active.Contract.Limits, def: def, done: make(chan struct{}), call: c,
-		conn: connectionKey(srv, c), target: targetOf(srv, active.Contract)}, nil
+	return e, nil
 }
 
 // current is what the call's authorization context sees of the server now.
@@ -135,47 +181,25 @@ func contextOf(t tenant.ID, subject tenant.Subject, session string) catalog.Cont
 	return catalog.Context{Tenant: t, Subject: subject, Session: session}
 }
 
-// refreshFor makes sure that the definition was observed within the age before a
-// dispatch, and notes when. A write on a catalog that cannot be renewed is not
-// sent.
-func (s *Service) refreshFor(ctx context.Context, srv catalog.Server, c *Call, age time.Duration) error {
-	rev, err := s.current(ctx, srv, c, age)
+// refresh makes sure that the definition was observed lately enough before a
+// dispatch, takes it, and notes when. A write on a catalog that cannot be renewed
+// is not sent; a read goes on and says so.
+func (e *execution) refresh(ctx context.Context, c *Call) error {
+	rev, err := e.s.current(ctx, e.server, c, e.age(c))
 	if err != nil {
 		return err
 	}
-	if rev.Stale && c.Effect != Read {
-		return fault.New(fault.Unavailable, "CATALOG_STALE", "the server's definitions could not be read again: %s", rev.StaleReason)
+	if rev.Stale {
+		if c.Effect != Read {
+			return fault.New(fault.Unavailable, "CATALOG_STALE", "the server's definitions could not be read again: %s", rev.StaleReason)
+		}
+		c.Findings = append(append([]string(nil), c.Findings...), catalog.FindingStale+": "+rev.StaleReason)
 	}
 	observed := rev.Observed
 	c.DefinitionObserved, c.CatalogContext = &observed, rev.Context
+	// Another definition is refused by the transaction, which looks at what counts.
+	if def, ok := rev.Find(c.Name); ok && def.Digest == c.DefinitionDigest {
+		e.def = def
+	}
 	return nil
-}
-
-// failWaiting ends a call that was agreed to but cannot be dispatched. Nothing
-// was sent; a new proposal asks again.
-func (s *Service) failWaiting(ctx context.Context, c *Call, cause error) error {
-	f, ok := fault.As(cause)
-	if !ok || f.Kind == fault.Internal || ctx.Err() != nil {
-		return cause // a fault of ours or a stop: the sweep tries again
-	}
-	failed := &Error{Layer: LayerHost, Code: f.Reason, Message: cleanText(f.Message, 2000)}
-	raw, err := encodeError(failed)
-	if err != nil {
-		return err
-	}
-	return s.deps.DB.InTx(ctx, c.Tenant, func(ctx context.Context, tx tenant.Tx) error {
-		if err := s.deps.Consent.VoidCall(ctx, tx, c.ID); err != nil {
-			return err
-		}
-		tag, err := tx.Exec(ctx, `UPDATE calls SET state = 'FAILED', error = $3, revision = revision + 1,
-			update_time = clock_timestamp(), finish_time = clock_timestamp()
-			WHERE tenant_id = $1 AND call_id = $2 AND state = 'CONSENT_REQUIRED'`, tx.Tenant(), c.ID, raw)
-		if err != nil || tag.RowsAffected() == 0 {
-			return err
-		}
-		_, err = s.deps.Audit.Append(ctx, tx, s.entry(c, "call.finished", "system", map[string]any{
-			"state": Failed, "layer": LayerHost, "code": f.Reason}))
-		tx.AfterCommit(func() { s.changed(c.Tenant, c.ID) })
-		return err
-	})
 }

@@ -99,20 +99,32 @@ func (s *Service) approve(ctx context.Context, tx tenant.Tx, p tenant.Principal,
 		return err
 	}
 	if c.Rule == RuleSession {
-		// The call that asked spends the consent; the grant is for those after it.
-		_, err := tx.Exec(ctx, `
-			INSERT INTO grants (tenant_id, grant_id, consent_id, session_id, subject_source, subject, server_id, kind, name,
-			                    definition_digest, contract_id, account_version, expire_time)
-			SELECT $1, $2, $3, s.session_id, $4, $5, $6, $7, $8, $9, $10, $11, s.expire_time
-			  FROM sessions s WHERE s.tenant_id = $1 AND s.session_id = $12`,
-			tx.Tenant(), resource.NewID(resource.Grant), c.ID, c.Subject.Source, c.Subject.Value, c.ServerID, c.Kind, c.Name,
-			c.DefinitionDigest, c.ContractID, c.AccountVersion, c.SessionID)
-		if err != nil {
+		if err := s.openGrant(ctx, tx, p, c); err != nil {
 			return err
 		}
 	}
 	tx.AfterCommit(func() { s.calls.ConsentApproved(p.Tenant, c.CallID) })
 	return nil
+}
+
+// openGrant opens the grant of an approved consent of the session rule. The call
+// that asked spends the consent; the grant is for those after it.
+func (s *Service) openGrant(ctx context.Context, tx tenant.Tx, p tenant.Principal, c Consent) error {
+	id := resource.NewID(resource.Grant)
+	_, err := tx.Exec(ctx, `
+		INSERT INTO grants (tenant_id, grant_id, consent_id, session_id, subject_source, subject, server_id, kind, name,
+		                    definition_digest, contract_id, account_version, expire_time)
+		SELECT $1, $2, $3, s.session_id, $4, $5, $6, $7, $8, $9, $10, $11, s.expire_time
+		  FROM sessions s WHERE s.tenant_id = $1 AND s.session_id = $12`,
+		tx.Tenant(), id, c.ID, c.Subject.Source, c.Subject.Value, c.ServerID, c.Kind, c.Name,
+		c.DefinitionDigest, c.ContractID, c.AccountVersion, c.SessionID)
+	if err != nil {
+		return err
+	}
+	_, err = s.rec.Append(ctx, tx, audit.Entry{Kind: audit.GrantOpened, SessionID: c.SessionID, CallID: c.CallID, ConsentID: c.ID,
+		ServerID: c.ServerID, Subject: c.Subject, Actor: p.Actor(), Time: time.Now(),
+		Details: details(map[string]any{"grantId": id, "name": c.Name, "definitionDigest": c.DefinitionDigest, "contractId": c.ContractID})})
+	return err
 }
 
 func (s *Service) deny(ctx context.Context, tx tenant.Tx, p tenant.Principal, c Consent, reason string) error {
@@ -129,7 +141,7 @@ func (s *Service) writeDecision(ctx context.Context, tx tenant.Tx, p tenant.Prin
 	if err != nil {
 		return err
 	}
-	_, err = s.rec.Append(ctx, tx, audit.Entry{Kind: "consent.decided", SessionID: c.SessionID, CallID: c.CallID, ConsentID: c.ID,
+	_, err = s.rec.Append(ctx, tx, audit.Entry{Kind: audit.ConsentDecided, SessionID: c.SessionID, CallID: c.CallID, ConsentID: c.ID,
 		ServerID: c.ServerID, Subject: c.Subject, Actor: p.Actor(), Time: time.Now(),
 		Details: details(map[string]any{"decision": st, "how": "API", "reason": reason, "byService": p.Role == tenant.RoleService,
 			"argumentsDigest": c.ArgumentsDigest, "definitionDigest": c.DefinitionDigest, "contractId": c.ContractID})})
@@ -141,14 +153,18 @@ func (s *Service) end(ctx context.Context, tx tenant.Tx, c Consent, st State, r 
 	if err := s.setState(ctx, tx, c.ID, st); err != nil {
 		return err
 	}
-	kind := "consent.voided"
-	if st == Expired {
-		kind = "consent.expired"
-	}
-	_, err := s.rec.Append(ctx, tx, audit.Entry{Kind: kind, SessionID: c.SessionID, CallID: c.CallID, ConsentID: c.ID,
-		ServerID: c.ServerID, Subject: c.Subject, Actor: actor, Time: time.Now(), Details: details(map[string]any{"reason": detail})})
-	if err != nil {
+	if err := s.recordEnd(ctx, tx, c, st, actor, detail); err != nil {
 		return err
 	}
 	return s.calls.ConsentsEnded(ctx, tx, []Ended{{ConsentID: c.ID, CallID: c.CallID, Reason: r, Actor: actor, Detail: detail}})
+}
+
+func (s *Service) recordEnd(ctx context.Context, tx tenant.Tx, c Consent, st State, actor, detail string) error {
+	kind := audit.ConsentVoided
+	if st == Expired {
+		kind = audit.ConsentExpired
+	}
+	_, err := s.rec.Append(ctx, tx, audit.Entry{Kind: kind, SessionID: c.SessionID, CallID: c.CallID, ConsentID: c.ID,
+		ServerID: c.ServerID, Subject: c.Subject, Actor: actor, Time: time.Now(), Details: details(map[string]any{"reason": detail})})
+	return err
 }

@@ -42,7 +42,7 @@ func (s *Service) Admit(ctx context.Context, tx tenant.Tx, r Request) (Admission
 	if err != nil {
 		return Admission{}, fmt.Errorf("open consent: %w", err)
 	}
-	_, err = s.rec.Append(ctx, tx, audit.Entry{Kind: "consent.requested", SessionID: r.SessionID, CallID: r.CallID,
+	_, err = s.rec.Append(ctx, tx, audit.Entry{Kind: audit.ConsentRequested, SessionID: r.SessionID, CallID: r.CallID,
 		ConsentID: id, ServerID: r.ServerID, Subject: r.Subject, Actor: r.Subject.String(), Time: time.Now(),
 		Details: details(map[string]any{"rule": r.Rule, "effect": r.Effect, "name": r.Name, "argumentsDigest": r.ArgumentsDigest,
 			"definitionDigest": r.DefinitionDigest, "contractId": r.ContractID})})
@@ -97,7 +97,10 @@ func (s *Service) Consume(ctx context.Context, tx tenant.Tx, id, callID string, 
 		return r, nil
 	}
 	if past {
-		return RefusedExpiry, s.setState(ctx, tx, id, Expired)
+		if err := s.setState(ctx, tx, id, Expired); err != nil {
+			return NotRefused, err
+		}
+		return RefusedExpiry, s.recordEnd(ctx, tx, c, Expired, "system", "it was not used in time")
 	}
 	return NotRefused, s.setState(ctx, tx, id, Consumed)
 }
@@ -191,10 +194,9 @@ func (s *Service) RecheckGrant(ctx context.Context, tx tenant.Tx, grantID string
 	return RefusedVoid, nil
 }
 
-// Release gives a reserved use back, for a call that ended before its dispatch.
-func (s *Service) Release(ctx context.Context, tx tenant.Tx, grantID string) error {
-	_, err := tx.Exec(ctx, `UPDATE grants SET uses_reserved = uses_reserved - 1
-		WHERE tenant_id = $1 AND grant_id = $2 AND uses_reserved > 0`, tx.Tenant(), grantID)
+// LockGrant takes the grant's lock, for who locks a call and then gives a use back.
+func (s *Service) LockGrant(ctx context.Context, tx tenant.Tx, grantID string) error {
+	_, err := tx.Exec(ctx, `SELECT FROM grants WHERE tenant_id = $1 AND grant_id = $2 FOR UPDATE`, tx.Tenant(), grantID)
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+	"github.com/bulkhead-mcp/bulkhead/internal/resource"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
@@ -14,10 +15,14 @@ const columns = `consent_id, call_id, session_id, subject_source, subject, serve
 	rule, definition_digest, arguments_digest, contract_id, contract_revision, scopes, account_version, state,
 	decided_by, decided_how, reason, create_time, expire_time, decide_time`
 
-func scan(row pgx.CollectableRow) (c Consent, err error) {
-	err = row.Scan(&c.ID, &c.CallID, &c.SessionID, &c.Subject.Source, &c.Subject.Value, &c.ServerID, &c.ServerName, &c.Origin,
+func (c *Consent) targets() []any {
+	return []any{&c.ID, &c.CallID, &c.SessionID, &c.Subject.Source, &c.Subject.Value, &c.ServerID, &c.ServerName, &c.Origin,
 		&c.Kind, &c.Name, &c.Effect, &c.Rule, &c.DefinitionDigest, &c.ArgumentsDigest, &c.ContractID, &c.ContractRevision,
-		&c.Scopes, &c.AccountVersion, &c.State, &c.DecidedBy, &c.DecidedHow, &c.Reason, &c.CreateTime, &c.ExpireTime, &c.DecideTime)
+		&c.Scopes, &c.AccountVersion, &c.State, &c.DecidedBy, &c.DecidedHow, &c.Reason, &c.CreateTime, &c.ExpireTime, &c.DecideTime}
+}
+
+func scan(row pgx.CollectableRow) (c Consent, err error) {
+	err = row.Scan(c.targets()...)
 	return c, err
 }
 
@@ -54,6 +59,9 @@ func sees(p tenant.Principal, c Consent) bool {
 }
 
 func visible(ctx context.Context, tx tenant.Tx, p tenant.Principal, id string) (Consent, error) {
+	if !resource.IsID(resource.Consent, id) {
+		return Consent{}, errNotFound
+	}
 	c, err := read(ctx, tx, id)
 	if err == nil && !sees(p, c) {
 		err = errNotFound
@@ -102,20 +110,20 @@ func (s *Service) List(ctx context.Context, p tenant.Principal, f Filter) (vs []
 		return nil, nil
 	}
 	err = s.db.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
-		cs, err := collect(ctx, tx, `WHERE tenant_id = $1 AND consent_id > $2 AND ($3 = '' OR state = $3)
+		rows, err := tx.Query(ctx, `SELECT `+columns+`,
+			(SELECT arguments FROM calls c WHERE c.tenant_id = k.tenant_id AND c.call_id = k.call_id)
+			FROM consents k WHERE tenant_id = $1 AND consent_id > $2 AND ($3 = '' OR state = $3)
 			AND ($4 = '' OR session_id = $4) AND ($5 OR (subject_source = $6 AND subject = $7))
-			ORDER BY consent_id LIMIT $8`, f.After, string(f.State), f.SessionID, all, p.Subject.Source, p.Subject.Value, f.Limit)
+			ORDER BY consent_id LIMIT $8`, tx.Tenant(), f.After, string(f.State), f.SessionID, all,
+			p.Subject.Source, p.Subject.Value, f.Limit)
 		if err != nil {
 			return err
 		}
-		for _, c := range cs {
-			raw, err := arguments(ctx, tx, c.CallID)
-			if err != nil {
-				return err
-			}
-			vs = append(vs, View{Consent: c, Arguments: raw})
-		}
-		return nil
+		vs, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (v View, err error) {
+			err = row.Scan(append(v.targets(), &v.Arguments)...)
+			return v, err
+		})
+		return err
 	})
 	return vs, err
 }

@@ -2,10 +2,13 @@ package consent
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/audit"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
@@ -38,33 +41,28 @@ func (s *Service) VoidSession(ctx context.Context, tx tenant.Tx, sessionID, reas
 
 // VoidCall voids the open consent of one call without ending the call, whose
 // canceller writes its state; it is the first lock of a cancel.
-func (s *Service) VoidCall(ctx context.Context, tx tenant.Tx, callID string) error {
+func (s *Service) VoidCall(ctx context.Context, tx tenant.Tx, callID, actor, reason string) error {
 	cs, err := collect(ctx, tx, `WHERE tenant_id = $1 AND call_id = $2 AND state IN ('PENDING', 'APPROVED') FOR UPDATE`, callID)
 	if err != nil || len(cs) == 0 {
 		return err
 	}
-	return s.setState(ctx, tx, cs[0].ID, Void)
+	if err := s.setState(ctx, tx, cs[0].ID, Void); err != nil {
+		return err
+	}
+	return s.recordEnd(ctx, tx, cs[0], Void, actor, reason)
 }
 
 func (s *Service) void(ctx context.Context, tx tenant.Tx, reason, where string, args ...any) error {
-	// ORDER BY gives all voiders one order of row locks.
-	locked := append([]any{tx.Tenant()}, args...)
-	rows, err := tx.Query(ctx, `SELECT grant_id FROM grants WHERE tenant_id = $1 AND state = 'ACTIVE' AND `+where+
-		` ORDER BY grant_id FOR UPDATE`, locked...)
-	if err != nil {
+	// One list of a server may void many definitions, each with its grants, its
+	// consents and their calls; voiders of a tenant go one after the other, or two
+	// of them could wait for each other.
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('void:' || $1, 0))`, tx.Tenant().String()); err != nil {
 		return err
 	}
-	grants, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
+	if err := s.voidGrants(ctx, tx, reason, where, args); err != nil {
 		return err
 	}
-	if len(grants) > 0 {
-		_, err = tx.Exec(ctx, `UPDATE grants SET state = 'VOID', end_time = clock_timestamp()
-			WHERE tenant_id = $1 AND grant_id = ANY ($2)`, tx.Tenant(), grants)
-		if err != nil {
-			return err
-		}
-	}
+	// ORDER BY gives all who lock consents one order.
 	cs, err := collect(ctx, tx, `WHERE tenant_id = $1 AND state IN ('PENDING', 'APPROVED') AND `+where+
 		` ORDER BY consent_id FOR UPDATE`, args...)
 	if err != nil {
@@ -76,6 +74,33 @@ func (s *Service) void(ctx context.Context, tx tenant.Tx, reason, where string, 
 		}
 	}
 	return nil
+}
+
+func (s *Service) voidGrants(ctx context.Context, tx tenant.Tx, reason, where string, args []any) error {
+	rows, err := tx.Query(ctx, `SELECT grant_id, session_id, consent_id, server_id, subject_source, subject FROM grants
+		WHERE tenant_id = $1 AND state = 'ACTIVE' AND `+where+` ORDER BY grant_id FOR UPDATE`, append([]any{tx.Tenant()}, args...)...)
+	if err != nil {
+		return err
+	}
+	var ids []string
+	var entries []audit.Entry
+	var id string
+	var e audit.Entry
+	_, err = pgx.ForEachRow(rows, []any{&id, &e.SessionID, &e.ConsentID, &e.ServerID, &e.Subject.Source, &e.Subject.Value}, func() error {
+		e.Kind, e.Actor, e.Time = audit.GrantEnded, "system", time.Now()
+		e.Details = details(map[string]any{"grantId": id, "state": Void, "reason": reason})
+		ids, entries = append(ids, id), append(entries, e)
+		return nil
+	})
+	if err != nil || len(ids) == 0 {
+		return err
+	}
+	_, err = tx.Exec(ctx, `UPDATE grants SET state = 'VOID', end_time = clock_timestamp()
+		WHERE tenant_id = $1 AND grant_id = ANY ($2)`, tx.Tenant(), ids)
+	for i := 0; err == nil && i < len(entries); i++ {
+		_, err = s.rec.Append(ctx, tx, entries[i])
+	}
+	return err
 }
 
 // expireBatch bounds one round of the expiry job; the next round takes the rest.
@@ -91,7 +116,7 @@ func (s *Service) Expire(ctx context.Context) (int, error) {
 	var found []due
 	err := s.db.System(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, `SELECT tenant_id, consent_id FROM consents
-			WHERE state IN ('PENDING', 'APPROVED') AND expire_time <= now() ORDER BY expire_time LIMIT $1`, expireBatch)
+			WHERE state IN ('PENDING', 'APPROVED') AND expire_time <= now() ORDER BY random() LIMIT $1`, expireBatch)
 		if err != nil {
 			return err
 		}
@@ -103,18 +128,24 @@ func (s *Service) Expire(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	n := 0
+	var failed error // one that cannot be ended must not keep the others
 	for _, d := range found {
+		ended := false
 		err := s.db.InTx(ctx, d.tenant, func(ctx context.Context, tx tenant.Tx) error {
 			c, past, err := lock(ctx, tx, d.id)
 			if err != nil || !past || !slices.Contains([]State{Pending, Approved}, c.State) {
 				return err
 			}
-			n++
+			ended = true
 			return s.end(ctx, tx, c, Expired, RefusedExpiry, "system", "nobody used it in time")
 		})
-		if err != nil {
-			return n, err
+		if err == nil && ended {
+			n++
+		}
+		failed = errors.Join(failed, err)
+		if ctx.Err() != nil {
+			break
 		}
 	}
-	return n, nil
+	return n, failed
 }

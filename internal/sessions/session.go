@@ -67,6 +67,20 @@ func (s *Session) Calls() int64 { return s.calls.Load() }
 // Admitted counts one more admitted call.
 func (s *Session) Admitted() { s.calls.Add(1) }
 
+// Admit counts one more call unless the session has used its most, as far as
+// this replica knows. It reports whether the call is admitted.
+func (s *Session) Admit(most int64) bool {
+	for {
+		n := s.calls.Load()
+		if n >= most {
+			return false
+		}
+		if s.calls.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
 // ServerRef names a server registration.
 type ServerRef struct {
 	ID   string
@@ -248,13 +262,16 @@ func readSession(ctx context.Context, tx tenant.Tx, id string) (*Session, error)
 // the last five seconds. A session of another subject does not exist for the
 // caller.
 func (s *Store) Get(ctx context.Context, p tenant.Principal, id string) (*Session, error) {
+	if !resource.IsID(resource.Session, id) {
+		return nil, errSessionNotFound
+	}
 	k := sessionKey{p.Tenant, id}
 	s.mu.Lock()
 	c := s.cache[k]
 	s.mu.Unlock()
 	if c == nil || s.now().After(c.until) {
 		var err error
-		if c, err = s.load(ctx, k, c); err != nil {
+		if c, err = s.load(ctx, k); err != nil {
 			return nil, err
 		}
 	}
@@ -264,7 +281,7 @@ func (s *Store) Get(ctx context.Context, p tenant.Principal, id string) (*Sessio
 	return c.session, nil
 }
 
-func (s *Store) load(ctx context.Context, k sessionKey, old *cachedSession) (*cachedSession, error) {
+func (s *Store) load(ctx context.Context, k sessionKey) (*cachedSession, error) {
 	c := &cachedSession{until: s.now().Add(sessionTTL)}
 	err := s.db.Read(ctx, k.tenant, func(b *pgx.Batch) {
 		b.Queue(`SELECT `+sessionColumns+sessionFrom+`WHERE s.tenant_id = $1 AND s.session_id = $2`, k.tenant, k.id).
@@ -279,17 +296,28 @@ func (s *Store) load(ctx context.Context, k sessionKey, old *cachedSession) (*ca
 	if err != nil {
 		return nil, err
 	}
-	if old != nil {
-		// Calls that are admitted but not yet committed are in the old count only.
-		c.session.calls.Store(max(c.session.calls.Load(), old.session.calls.Load()))
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if old := s.cache[k]; old != nil {
+		// Calls that are admitted but not yet committed are in the old count only, and
+		// those who hold the old session go on counting there.
+		raise(old.session.calls, c.session.calls.Load())
+		c.session.calls = old.session.calls
+	}
 	if len(s.cache) >= maxCachedSessions {
 		clear(s.cache)
 	}
 	s.cache[k] = c
 	return c, nil
+}
+
+func raise(counter *atomic.Int64, to int64) {
+	for {
+		n := counter.Load()
+		if n >= to || counter.CompareAndSwap(n, to) {
+			return
+		}
+	}
 }
 
 // Forget drops a session from memory, for a signal of its change elsewhere.
@@ -321,6 +349,9 @@ func (s *Store) List(ctx context.Context, p tenant.Principal, after string, limi
 // Close ends a session: nothing more is dispatched in it, what was agreed in it
 // is void, and its waiting calls are denied. Closing twice is no error.
 func (s *Store) Close(ctx context.Context, p tenant.Principal, id string) (out *Session, err error) {
+	if p.Subject.IsZero() || !resource.IsID(resource.Session, id) {
+		return nil, errSessionNotFound
+	}
 	err = s.db.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
 		var state string
 		err := tx.QueryRow(ctx, `SELECT state FROM sessions WHERE tenant_id = $1 AND session_id = $2
@@ -376,4 +407,6 @@ const countCalls = `INSERT INTO session_usage AS u (tenant_id, session_id, calls
 	ON CONFLICT (tenant_id, session_id) DO UPDATE SET calls = u.calls + excluded.calls RETURNING calls`
 
 // QueueCount is CountCalls for a batch whose results nobody reads.
-func QueueCount(b *pgx.Batch, t tenant.ID, sessionID string, n int) { b.Queue(countCalls, t, sessionID, n) }
+func QueueCount(b *pgx.Batch, t tenant.ID, sessionID string, n int) {
+	b.Queue(countCalls, t, sessionID, n)
+}
