@@ -389,16 +389,17 @@ func (v *verifier) tail(ctx context.Context) error {
 	return nil
 }
 
-// unsealed counts the entries without a place, and holds them against the
-// tenant's key: until they have one, nothing else defends them.
+// unsealed counts the entries that had no place at the start, and holds them
+// against the tenant's key: until they have one, nothing else defends them. Those
+// sealed since are among them, or they would be counted nowhere.
 func (v *verifier) unsealed(ctx context.Context) error {
 	const sql = recordColumns + `
-   AND sequence IS NULL AND ordinal > $2 AND ordinal <= $3
+   AND (sequence IS NULL OR sequence > $5) AND ordinal > $2 AND ordinal <= $3
  ORDER BY ordinal
  LIMIT $4`
 	after := int64(math.MinInt64)
 	for {
-		rows, err := v.l.readRows(ctx, v.tenant, sql, []any{v.tenant, after, v.arrived, verifyPage})
+		rows, err := v.l.readRows(ctx, v.tenant, sql, []any{v.tenant, after, v.arrived, verifyPage, v.end})
 		if err != nil {
 			return err
 		}
