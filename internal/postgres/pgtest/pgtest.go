@@ -102,6 +102,10 @@ func openPool(t testing.TB, url, role string) *pgxpool.Pool {
 // Main runs the tests and stops the server. The exit code is m's.
 func Main(m *testing.M) { Wrap(m).Run() }
 
+// Stop stops the server, for a TestMain that uses New outside the tests and has
+// more to end before. New fails after it.
+func Stop() error { return stopShared() }
+
 // Wrap returns a test runner that stops the server after the tests, for
 // goleak.VerifyTestMain.
 func Wrap(m *testing.M) *Runner { return &Runner{m: m} }
