@@ -229,6 +229,7 @@ var usesAllowed = map[string]string{
 	"internal/postgres/embedded/embedded_test.go os.Getenv":  "the test binary runs itself as the parent that is killed, told so by a variable",
 	"internal/postgres/embedded/embedded_test.go os.Environ": "and hands its environment on",
 	"internal/sessions/main_test.go os.Getenv":               "the test binary runs itself as a server on stdio, told so by a variable",
+	"internal/sessions/stdio_test.go os.Getenv":              "hands the PATH to the host that the test kills",
 	"internal/sessions/child_test.go os.Getenv":              "is that server, set up by variables",
 	"internal/sessions/child_test.go os.Environ":             "tells what a server sees of the host's environment",
 	"internal/sessions/child_test.go os.Exit":                "plays a server that crashes",

@@ -114,20 +114,19 @@ const (
 	hardLines = 520 // refused
 )
 
-// sleeps are the test files that call time.Sleep, how often, and why. Tests
-// wait for what they want to see: by channels, by testing/synctest's clock, or
-// by the clock that a part is given. What another process does, or a peer over
-// a socket, can only be looked at again and again.
-var sleeps = map[string]struct {
-	times int
-	why   string
-}{
-	"internal/redis/redis_test.go":                {2, "polls what Redis or its client has done, up to a deadline"},
-	"internal/postgres/embedded/embedded_test.go": {1, "polls for a foreign process to end, up to a deadline"},
-	"internal/sessions/main_test.go":              {1, "polls what a server over a socket has done, up to a deadline"},
-	"internal/sessions/http_test.go":              {2, "lets a closure reach the client before the next call; paces a server that reports progress"},
-	"internal/sessions/child_test.go":             {2, "plays a server that is slow to start; and a host that waits to be killed"},
-	"internal/api/edge_test.go":                   {1, "polls for a request over a socket to have arrived"},
+// sleeps are the tests that sleep other than to look again and again, and why.
+// Tests wait for what they want to see: by channels, by testing/synctest's
+// clock, or by the clock that a part is given. What another process or a peer
+// over a socket does can only be polled for, in a for loop with an end.
+var sleeps = map[string]string{
+	"internal/sessions TestFO079_StalePooledConnection":              "lets a closure reach the client before the next call",
+	"internal/sessions runChild":                                     "plays a server that is slow to start",
+	"internal/sessions hostChild":                                    "plays a host that waits to be killed",
+	"internal/sessions TestStdio_CancelNullErrorStringIDAndRequests": "lets a call come first; either order is right",
+	"internal/sessions TestFO075_ServerHasNoGETStream":               "looks that nothing more happens; on a slow machine it sees less, never more",
+	"internal/sessions TestFO081_ReopeningIsPaced":                   "looks that nothing more happens; on a slow machine it sees less, never more",
+	"internal/sessions TestWatcher_StormIsCoalesced":                 "looks that nothing more happens; on a slow machine it sees less, never more",
+	"internal/sessions TestStdio_ChangesAreToldSparingly":            "looks that nothing more happens; on a slow machine it sees less, never more",
 }
 
 var banned = []string{"util", "utils", "common", "helper", "helpers", "manager", "managers", "misc", "base", "types", "models"}
@@ -135,7 +134,10 @@ var banned = []string{"util", "utils", "common", "helper", "helpers", "manager",
 func TestStyle(t *testing.T) {
 	t.Parallel()
 	documented := map[string]bool{}
-	slept := map[string]int{}
+	unused := map[string]bool{}
+	for k := range sleeps {
+		unused[k] = true
+	}
 	for _, f := range sources(t) {
 		if f.generated {
 			continue
@@ -150,8 +152,14 @@ func TestStyle(t *testing.T) {
 		for _, broken := range styleOf(f) {
 			t.Error(broken)
 		}
-		if f.test {
-			slept[f.path] = sleepsIn(f)
+		if !f.test || f.dir == "test" || strings.HasPrefix(f.dir, "test/") {
+			continue
+		}
+		for _, fn := range sleepers(f) {
+			if _, ok := sleeps[f.dir+" "+fn]; !ok {
+				t.Errorf("%s: %s sleeps: wait for what is expected, or enter it in sleeps with the reason", f.path, fn)
+			}
+			delete(unused, f.dir+" "+fn)
 		}
 	}
 	for dir, ok := range documented {
@@ -159,10 +167,8 @@ func TestStyle(t *testing.T) {
 			t.Errorf("%s: the package has no comment: say what it owns, and what it does not", dir)
 		}
 	}
-	for p, n := range slept {
-		if want := sleeps[p].times; n != want && !strings.HasPrefix(p, "test/") {
-			t.Errorf("%s: time.Sleep occurs %d times, allowed are %d: wait for what is expected, or enter it in sleeps with the reason", p, n, want)
-		}
+	for k := range unused {
+		t.Errorf("%s does not sleep: remove it from sleeps", k)
 	}
 }
 
@@ -171,13 +177,45 @@ func onlyTests(t *testing.T, dir string) bool {
 	return !slices.ContainsFunc(sources(t), func(f source) bool { return f.dir == dir && !f.test })
 }
 
-func sleepsIn(f source) (n int) {
+// sleepers returns the functions of a file that call time.Sleep elsewhere than
+// in a for loop that polls; a range loop does not.
+func sleepers(f source) (names []string) {
+	calls := map[ast.Node]bool{}
 	for _, sel := range f.selectors("time", false) {
-		if sel.Sel.Name == "Sleep" {
-			n++
+		calls[sel] = sel.Sel.Name == "Sleep"
+	}
+	for _, d := range f.file.Decls {
+		name := "a variable"
+		if fn, ok := d.(*ast.FuncDecl); ok {
+			name = fn.Name.Name
+		}
+		var path []ast.Node
+		ast.Inspect(d, func(n ast.Node) bool {
+			if n == nil {
+				path = path[:len(path)-1]
+				return true
+			}
+			path = append(path, n)
+			if calls[n] && !polls(path) && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+			return true
+		})
+	}
+	return names
+}
+
+// polls reports whether the innermost loop of a node is one that polls.
+func polls(path []ast.Node) bool {
+	for _, n := range slices.Backward(path) {
+		switch n.(type) {
+		case *ast.ForStmt:
+			return true
+		case *ast.RangeStmt:
+			return false
 		}
 	}
-	return n
+	return false
 }
 
 // styleOf returns the rules of style that a hand-written file breaks.
@@ -292,8 +330,17 @@ func TestRulesOfStyleCanFail(t *testing.T) {
 			}
 		})
 	}
-	if f := parse(t, "a/x_test.go", "package a\nimport \"time\"\nfunc f() { time.Sleep(1) }"); sleepsIn(f) != 1 {
-		t.Error("a sleep is not seen")
+	for text, want := range map[string]bool{
+		"time.Sleep(1)":                                 true,
+		"for range 3 { time.Sleep(1) }":                 true,
+		"for !done() { time.Sleep(1) }":                 false,
+		"for ; !done(); time.Sleep(1) { }":              false,
+		"for !done() { for range 3 { time.Sleep(1) } }": true,
+	} {
+		f := parse(t, "a/x_test.go", "package a\nimport \"time\"\nfunc f() { "+text+" }")
+		if got := slices.Contains(sleepers(f), "f"); got != want {
+			t.Errorf("%s: sleeps %v", text, got)
+		}
 	}
 	if !later.MatchString("// TO"+"DO: later") || later.MatchString(`\uXXXX`) {
 		t.Error("what is put off is not seen")
