@@ -6,7 +6,7 @@
 #   generate   proto/gen from the protos
 #   fuzz       every fuzz target for FUZZTIME (default 10s)
 #   soak       64 callers for SOAK (default 1m)
-#   bench      measurements as JSON
+#   bench      measurements as JSON; BENCH takes its flags, as in BENCH='-rounds 1'
 #   check      all that CI asks for: lint, generated code fresh, vulnerabilities,
 #              tests with the race detector, clean tree
 
@@ -22,6 +22,7 @@ REPORT ?=
 TEST_TIMEOUT ?= 15m
 FUZZTIME ?= 10s
 SOAK ?= 1m
+BENCH ?=
 
 # The race detector needs a C compiler. Without one the tests run without it and
 # deploy/environment.sh says so; `make check` refuses.
@@ -83,7 +84,7 @@ soak:
 	go test -count=1 -v -timeout 30m -run '^TestSoak$$' ./test/soak -duration $(SOAK)
 
 bench:
-	@go run ./test/bench
+	@go run ./test/bench $(BENCH)
 
 race:
 	@[ -n "$(RACE)" ] || { echo "the race detector needs a C compiler; run: apt-get install gcc libc6-dev"; exit 1; }
