@@ -142,11 +142,16 @@ func (r *report) count(e event, n *int) {
 // show prints what a failed test said. A failed package shows what is left too:
 // tests that never ended.
 func (r *report) show(e event) {
-	for name, lines := range r.output {
+	var names []testName
+	for name := range r.output {
 		if name.Package == e.Package && (e.Test == "" || name.Test == e.Test) {
-			fmt.Fprint(r.out, strings.Join(lines, ""))
-			delete(r.output, name)
+			names = append(names, name)
 		}
+	}
+	slices.SortFunc(names, func(a, b testName) int { return strings.Compare(a.Test, b.Test) })
+	for _, name := range names {
+		fmt.Fprint(r.out, strings.Join(r.output[name], ""))
+		delete(r.output, name)
 	}
 }
 
