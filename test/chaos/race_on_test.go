@@ -1,0 +1,6 @@
+//go:build race
+
+package chaos
+
+// raceEnabled makes the server's binary report data races too.
+const raceEnabled = true
