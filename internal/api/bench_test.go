@@ -2,9 +2,11 @@ package api
 
 import (
 	"encoding/json"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -55,6 +57,45 @@ func BenchmarkDecode(b *testing.B) {
 		for b.Loop() {
 			if err := protojson.Unmarshal(bare, &pb.CreateCallRequest{}); err != nil {
 				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// BenchmarkEdge measures the whole edge with a domain that costs nothing: the
+// time of a request from a client in the same process, its own CPU included.
+func BenchmarkEdge(b *testing.B) {
+	r := newRig(b)
+	path := "/v1/calls/" + callOne
+	b.Run("rest", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if a := r.rest("GET", path, "", asUser("service", "alice")...); a.code != 200 {
+				b.Fatalf("%d %s", a.code, a.body)
+			}
+		}
+	})
+	b.Run("grpc", func(b *testing.B) {
+		b.ReportAllocs()
+		ctx := metadata.AppendToOutgoingContext(b.Context(), "authorization", "Bearer service", "bulkhead-user", "alice")
+		client := pb.NewCallServiceClient(r.conn)
+		for b.Loop() {
+			if _, err := client.GetCall(ctx, &pb.GetCallRequest{CallId: callOne}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("handler", func(b *testing.B) {
+		b.ReportAllocs()
+		req := httptest.NewRequest("GET", path, nil)
+		req.Header.Set("Authorization", "Bearer service")
+		req.Header.Set("Bulkhead-User", "alice")
+		req.RemoteAddr = "127.0.0.1:1"
+		for b.Loop() {
+			w := httptest.NewRecorder()
+			r.server.http.Handler.ServeHTTP(w, req)
+			if w.Code != 200 {
+				b.Fatal(w.Code)
 			}
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/protobuf/proto"
@@ -57,7 +58,9 @@ func (codec) Unmarshal(b []byte, v any) error {
 func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
 	return runtime.DecoderFunc(func(v any) error {
 		b, err := readBody(r)
-		if err == nil && len(b) > 0 {
+		if err != nil {
+			err = bodyFault(err)
+		} else if len(b) > 0 {
 			err = c.Unmarshal(b, v)
 		}
 		if err == nil {
@@ -79,11 +82,20 @@ func readBody(r io.Reader) ([]byte, error) {
 		return io.ReadAll(r)
 	}
 	b := make([]byte, rb.size)
-	n, err := io.ReadFull(r, b)
-	if errors.Is(err, io.ErrUnexpectedEOF) {
-		err = nil // net/http reports a short body by itself
+	_, err := io.ReadFull(r, b)
+	return b, err
+}
+
+// bodyFault says why a body could not be read. A body that was cut off is never
+// decoded, even if what came is valid.
+func bodyFault(err error) error {
+	switch {
+	case fault.Is(err, fault.TooLarge):
+		return err
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return errSlowBody
 	}
-	return b[:n], err
+	return fault.New(fault.Canceled, "REQUEST_CUT_OFF", "the request body did not arrive whole").Cause(err)
 }
 
 // NewEncoder implements runtime.Marshaler.
@@ -97,31 +109,3 @@ func (c codec) NewEncoder(w io.Writer) runtime.Encoder {
 		return err
 	})
 }
-
-// restBody is the body of a REST request. It gives at most limit bytes, and
-// keeps the error that ended the reading of the request for the error handler.
-type restBody struct {
-	r     io.ReadCloser
-	limit int
-	size  int64 // as announced; -1 when unknown
-	err   error
-}
-
-// Read implements io.Reader.
-func (b *restBody) Read(p []byte) (int, error) {
-	if len(p) > b.limit+1 {
-		p = p[:b.limit+1]
-	}
-	n, err := b.r.Read(p)
-	if n > b.limit {
-		b.limit = 0
-		return 0, tooLarge
-	}
-	b.limit -= n
-	return n, err
-}
-
-// Close implements io.Closer.
-func (b *restBody) Close() error { return b.r.Close() }
-
-var tooLarge = fault.New(fault.TooLarge, "REQUEST_TOO_LARGE", "the request body exceeds the limit of bytes")

@@ -21,7 +21,7 @@ func (s *Server) serveGRPC(w http.ResponseWriter, r *http.Request, limit int) {
 	n, err := io.ReadFull(r.Body, prefix[:])
 	if err == nil && int64(binary.BigEndian.Uint32(prefix[1:])) > int64(limit) {
 		rq := &request{transport: "grpc", id: requestID(r.Header.Values(headerRequestID)), remote: parseAddr(r.RemoteAddr)}
-		a := answerFor(s.edge.finish(r.Context(), rq, r.URL.Path, tenant.Principal{}, nil, nil, tooLarge, 0))
+		a := answerFor(s.edge.finish(r.Context(), rq, r.URL.Path, tenant.Principal{}, nil, nil, errTooLarge, 0))
 		writeTrailersOnly(w, a, rq.id)
 		return
 	}

@@ -3,11 +3,13 @@ package api
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"mime"
 	"net/http"
 	"net/url"
 	"regexp"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -77,6 +79,12 @@ func (h *rest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// The gateway gets no header at all but the one it needs; identity is in rq.
 	inner.Header = http.Header{"Content-Type": r.Header["Content-Type"]}
 	rq.http = inner
+	defer func() {
+		if v := recover(); v != nil {
+			h.edge.log.ErrorContext(ctx, "panic", "path", r.URL.Path, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			h.edge.refused(ctx, w, inner, fault.New(fault.Internal, "INTERNAL", "internal error"))
+		}
+	}()
 	if err := h.refuse(inner, rq); err != nil {
 		h.edge.refused(ctx, w, inner, err)
 		return
@@ -104,7 +112,7 @@ func (h *rest) refuse(r *http.Request, rq *request) error {
 		return fault.Field1("query", "%s takes no parameters in the query, but has %.64q", r.Method, name)
 	}
 	if r.ContentLength > int64(h.limit) {
-		return tooLarge
+		return errTooLarge
 	}
 	if types := r.Header["Content-Type"]; len(types) > 0 {
 		mt, _, err := mime.ParseMediaType(types[0])

@@ -4,10 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
+	"net"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 func TestREST_BadInput(t *testing.T) {
@@ -208,5 +212,65 @@ func TestPlainPaths(t *testing.T) {
 	mu.Unlock()
 	if a := r.rest("GET", "/readyz", ""); a.code != 503 || a.reason() != "NOT_READY" || strings.Contains(string(a.body), "10.0.0.1") {
 		t.Errorf("%d %s", a.code, a.body)
+	}
+}
+
+// A body that does not arrive is answered and its connection is not kept; one
+// that was cut off is never acted on, even where what came is valid JSON.
+func TestREST_BodyMustArrive(t *testing.T) {
+	t.Parallel()
+	d := &fakeDomain{}
+	s := newRig(t).server
+	e := s.edge
+	local := &channel{edge: e, methods: map[string]localMethod{}}
+	gateway := newGateway(e)
+	if err := d.services().register(local, gateway, local); err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewServer(s.handler(&rest{mux: gateway, edge: e, limit: testLimit}, testLimit, 20*time.Millisecond))
+	defer srv.Close()
+	conn, err := net.Dial("tcp", srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const head = "POST /v1/keys HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer admin\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+	if _, err := io.WriteString(conn, head+`{"displayName":"a","role":"ADMIN"}`); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := io.ReadAll(conn) // ends because the server closes
+	if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 408 ") || !strings.Contains(string(answer), "REQUEST_TIMEOUT") {
+		t.Errorf("%v\n%s", err, answer)
+	}
+	// The same where the request is refused before its body is read.
+	refused, err := net.Dial("tcp", srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer refused.Close()
+	if _, err := io.WriteString(refused, strings.Replace(head, "Bearer", "Basic", 1)); err != nil {
+		t.Fatal(err)
+	}
+	answer, err = io.ReadAll(refused)
+	if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 401 ") {
+		t.Errorf("%v\n%s", err, answer)
+	}
+	half, err := net.Dial("tcp", srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer half.Close()
+	if _, err := io.WriteString(half, head+`{"displayName":"a","role":"ADMIN"}`); err != nil {
+		t.Fatal(err)
+	}
+	if err := half.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	answer, err = io.ReadAll(half)
+	if err != nil || !strings.Contains(string(answer), "REQUEST_CUT_OFF") {
+		t.Errorf("%v\n%s", err, answer)
+	}
+	if calls := d.taken(); len(calls) > 0 {
+		t.Errorf("reached %v", calls)
 	}
 }

@@ -163,11 +163,12 @@ func (d fakeAudit) Verify(ctx context.Context, t tenant.ID, c *audit.Checkpoint)
 
 type rig struct {
 	*fakeDomain
-	t    *testing.T
-	url  string
-	conn *grpc.ClientConn
-	log  *bytes.Buffer
-	logM *sync.Mutex
+	t      testing.TB
+	url    string
+	conn   *grpc.ClientConn
+	server *Server
+	log    *bytes.Buffer
+	logM   *sync.Mutex
 }
 
 type lockedWriter struct {
@@ -183,7 +184,7 @@ func (l lockedWriter) Write(p []byte) (int, error) {
 
 const testLimit = 64 << 10
 
-func newRig(t *testing.T, change ...func(*Config)) *rig {
+func newRig(t testing.TB, change ...func(*Config)) *rig {
 	t.Helper()
 	d := &fakeDomain{}
 	r := &rig{fakeDomain: d, t: t, log: &bytes.Buffer{}, logM: &sync.Mutex{}}
@@ -196,6 +197,7 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.server = s
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -31,7 +31,6 @@ const DefaultMaxRequestBytes = 4 << 20
 const (
 	maxHeaderBytes    = 32 << 10
 	readHeaderTimeout = 10 * time.Second
-	readTimeout       = 60 * time.Second
 	idleTimeout       = 2 * time.Minute
 	// Above the longest deadline of a method, so that the method's own answer
 	// comes first.
@@ -93,32 +92,34 @@ func New(c Config) (*Server, error) {
 	if err := c.Services.register(registrars{s.grpc, local}, gateway, local); err != nil {
 		return nil, err
 	}
-	s.http = s.newHTTP(c, &rest{mux: gateway, edge: e, limit: c.MaxRequestBytes})
+	s.http = s.newHTTP(c.Log, s.handler(&rest{mux: gateway, edge: e, limit: c.MaxRequestBytes}, c.MaxRequestBytes, bodyTimeout))
 	return s, nil
 }
 
-func (s *Server) newHTTP(c Config, v1 http.Handler) *http.Server {
+func (s *Server) newHTTP(log *slog.Logger, h http.Handler) *http.Server {
 	base, end := context.WithCancel(context.Background())
 	s.end = end
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
 	return &http.Server{
-		Handler:           s.handler(v1, c.MaxRequestBytes),
+		Handler:           h,
 		Protocols:         &protocols,
 		ReadHeaderTimeout: readHeaderTimeout,
-		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(c.Log.Handler(), slog.LevelDebug),
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		BaseContext:       func(net.Listener) context.Context { return base },
 	}
 }
 
 // handler sends a request to gRPC by its content type, else to a plain path.
-func (s *Server) handler(v1 http.Handler, limit int) http.Handler {
+// Every body must arrive within a time, also where nobody reads it: net/http
+// reads what is left.
+func (s *Server) handler(v1 http.Handler, limit int, within time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Body = timed(w, r, within)
 		if r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
 			s.serveGRPC(w, r, limit)
 			return

@@ -46,6 +46,7 @@ var kinds = map[fault.Kind]struct {
 var statuses = map[string]int{
 	errMediaType.Reason: http.StatusUnsupportedMediaType,
 	errMethod.Reason:    http.StatusMethodNotAllowed,
+	errSlowBody.Reason:  http.StatusRequestTimeout,
 }
 
 // answer is an error as the caller sees it, the same over REST and gRPC.
