@@ -3,13 +3,14 @@ package main
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
 	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
-	"github.com/bulkhead-mcp/bulkhead/internal/redis"
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
 	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
@@ -83,28 +84,47 @@ func (f serverFinder) Contracted(ctx context.Context, t tenant.ID, limit int) (o
 }
 
 // changeQueue carries what connections notice to the catalog, off the pool's
-// goroutines.
+// goroutines. When it is full, changes of one server are joined into one for all
+// of its users, so that none is lost.
 type changeQueue struct {
 	catalog *catalog.Service
 	log     *slog.Logger
 	queue   chan catalog.Change
+
+	mu     sync.Mutex
+	joined map[changedServer]bool // at most one for each registered server
+	wake   chan struct{}
+}
+
+type changedServer struct {
+	tenant tenant.ID
+	server string
 }
 
 const maxQueuedChanges = 4096
 
 func newChangeQueue(c *catalog.Service, log *slog.Logger) *changeQueue {
-	return &changeQueue{catalog: c, log: log, queue: make(chan catalog.Change, maxQueuedChanges)}
+	return &changeQueue{catalog: c, log: log, queue: make(chan catalog.Change, maxQueuedChanges),
+		joined: map[changedServer]bool{}, wake: make(chan struct{}, 1)}
 }
+
+const changeReason = "the server announced a change or was reconnected"
 
 func (q *changeQueue) heard(c sessions.Change) {
 	k := c.Key
-	ch := catalog.Change{Tenant: k.Tenant, ServerID: k.Server, Kind: c.Kind, Reason: "the server announced a change or was reconnected",
+	ch := catalog.Change{Tenant: k.Tenant, ServerID: k.Server, Kind: c.Kind, Reason: changeReason,
 		Context: &catalog.Context{Tenant: k.Tenant, Subject: k.Subject, Session: k.Session, Account: k.AccountVersion}}
 	select {
 	case q.queue <- ch:
+		return
 	default:
-		// Too much to carry one by one: nothing that is remembered counts any more.
-		q.catalog.Heard(redis.Event{Gap: true})
+	}
+	q.mu.Lock()
+	q.joined[changedServer{k.Tenant, k.Server}] = true
+	q.mu.Unlock()
+	select {
+	case q.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -114,10 +134,26 @@ func (q *changeQueue) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case c := <-q.queue:
-			if err := q.catalog.Invalidate(ctx, c); err != nil && ctx.Err() == nil {
-				q.log.WarnContext(ctx, "invalidate catalog", "tenant", c.Tenant, "server", c.ServerID, "error", err)
+			q.invalidate(ctx, c)
+		case <-q.wake:
+			for _, s := range q.takeJoined() {
+				q.invalidate(ctx, catalog.Change{Tenant: s.tenant, ServerID: s.server, Reason: changeReason})
 			}
 		}
+	}
+}
+
+func (q *changeQueue) takeJoined() []changedServer {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	out := slices.Collect(maps.Keys(q.joined))
+	clear(q.joined)
+	return out
+}
+
+func (q *changeQueue) invalidate(ctx context.Context, c catalog.Change) {
+	if err := q.catalog.Invalidate(ctx, c); err != nil && ctx.Err() == nil {
+		q.log.WarnContext(ctx, "invalidate catalog", "tenant", c.Tenant, "server", c.ServerID, "error", err)
 	}
 }
 
