@@ -56,6 +56,9 @@ type parsed struct {
 	digest  string // of the request, for repeats
 }
 
+// maxIdempotencyKey bounds in bytes a key that the caller brings.
+const maxIdempotencyKey = 256
+
 // maxRequestID bounds a requestId in bytes.
 const maxRequestID = 128
 
@@ -179,10 +182,13 @@ func (pl *plan) addArgument(name string) error {
 		return fault.Wrap(err, "read canonical arguments")
 	}
 	if given, ok := members[name]; ok {
-		// The caller brings a key of its own; only text can be one.
-		if err := json.Unmarshal(given, &c.IdempotencyKey); err != nil || c.IdempotencyKey == "" {
-			return fault.Field1(canonical.At("arguments", name), "is the idempotency key and must be a non-empty string")
+		// The caller brings a key of its own; only text can be one. A null would leave
+		// a variable that has a value as it is.
+		var key string
+		if err := json.Unmarshal(given, &key); err != nil || !isWord(key, maxIdempotencyKey) || key == "" {
+			return fault.Field1(canonical.Member("arguments", name), "is the idempotency key and must be a string of 1 to %d bytes without control characters", maxIdempotencyKey)
 		}
+		c.IdempotencyKey = key
 		return nil
 	}
 	raw, err := json.Marshal(c.IdempotencyKey)
