@@ -186,12 +186,9 @@ func (w *world) listCases(ctx context.Context) ([]bench, error) {
 func (w *world) countTools(ctx context.Context, u user, want int) error {
 	c := load.NewREST(w.url, 1)
 	defer c.Close()
-	var list struct{ Tools []struct{} }
-	if err := c.Do(ctx, u.As, "GET", "/v1/sessions/"+u.session+"/tools", nil, &list); err != nil {
-		return err
+	n, err := c.Tools(ctx, u.As, u.session)
+	if err == nil && n != want {
+		err = fmt.Errorf("the list has %d tools, not %d", n, want)
 	}
-	if len(list.Tools) != want {
-		return fmt.Errorf("the list has %d tools, not %d", len(list.Tools), want)
-	}
-	return nil
+	return err
 }

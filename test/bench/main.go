@@ -46,6 +46,7 @@ type options struct {
 	during  time.Duration
 	callers []int
 	cases   []string
+	targets []string
 	idle    int
 	tenants int
 }
@@ -88,6 +89,7 @@ func parse(args []string) (o options, err error) {
 	f.IntVar(&o.tenants, "tenants", 2, "tenants that the callers belong to; one replica takes 2,000 requests a second of each")
 	callers := f.String("callers", "1,16,64", "numbers of callers of the read")
 	cases := f.String("cases", strings.Join([]string{caseRead, caseList, caseLarge, caseIdle}, ","), "cases to measure")
+	targets := f.String("targets", strings.Join([]string{direct, reverseProxy, overREST, overGRPC}, ","), "targets to measure; goals need all")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -98,7 +100,7 @@ func parse(args []string) (o options, err error) {
 		}
 		o.callers = append(o.callers, n)
 	}
-	o.cases = strings.Split(*cases, ",")
+	o.cases, o.targets = strings.Split(*cases, ","), strings.Split(*targets, ",")
 	if o.rounds < 1 || o.tenants < 1 || o.idle < 1 {
 		return o, errors.New("-rounds, -tenants and -idle must be at least 1")
 	}
@@ -171,6 +173,9 @@ func (w *world) cases(ctx context.Context, o options) (cases []bench, err error)
 			return nil, err
 		}
 		cases = append(cases, more...)
+	}
+	for i := range cases {
+		cases[i].targets = slices.DeleteFunc(cases[i].targets, func(t target) bool { return !slices.Contains(o.targets, t.name) })
 	}
 	return cases, nil
 }

@@ -38,7 +38,7 @@ func start(ctx context.Context, dir, name string, env []string, wantLine bool, p
 	}
 	defer log.Close()
 	cmd := exec.Command(path, args...)
-	cmd.Env, cmd.Stderr = env, log
+	cmd.Env, cmd.Stderr = append([]string{}, env...), log // not nil, which would mean this process's
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	c := &child{name: name, cmd: cmd, exited: make(chan struct{})}
 	var out io.ReadCloser

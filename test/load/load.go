@@ -162,6 +162,18 @@ func (c *REST) Open(ctx context.Context, who As, servers ...string) (string, err
 	return s.SessionID, err
 }
 
+// CloseSession closes a session.
+func (c *REST) CloseSession(ctx context.Context, who As, session string) error {
+	return c.Do(ctx, who, "DELETE", "/v1/sessions/"+session, nil, nil)
+}
+
+// Tools lists the session's tools and returns how many there are.
+func (c *REST) Tools(ctx context.Context, who As, session string) (int, error) {
+	var list struct{ Tools []struct{} }
+	err := c.Do(ctx, who, "GET", "/v1/sessions/"+session+"/tools", nil, &list)
+	return len(list.Tools), err
+}
+
 // Call is the part of a call that its caller looks at.
 type Call struct {
 	CallID   string
@@ -169,6 +181,24 @@ type Call struct {
 	State    string
 	Consent  struct{ ConsentID string }
 	Error    json.RawMessage
+	Decision struct {
+		FirstFailed, Reason string
+		Checks              []struct {
+			Check, Detail string
+			Passed        bool
+		}
+	}
+}
+
+// why tells what a call says about its state.
+func (c Call) why() string {
+	out := fmt.Sprintf("%s %s %s %s", c.State, c.Decision.FirstFailed, c.Decision.Reason, c.Error)
+	for _, k := range c.Decision.Checks {
+		if !k.Passed {
+			out += fmt.Sprintf("; %s: %s", k.Check, k.Detail)
+		}
+	}
+	return out
 }
 
 // Read proposes a consent-free read and returns an error unless it succeeded.
@@ -176,7 +206,7 @@ func (c *REST) Read(ctx context.Context, who As, session string) error {
 	var call Call
 	err := c.Do(ctx, who, "POST", "/v1/sessions/"+session+"/calls", json.RawMessage(ReadBody), &call)
 	if err == nil && call.State != "SUCCEEDED" {
-		err = fmt.Errorf("the read ended as %s: %s", call.State, call.Error)
+		err = fmt.Errorf("the read ended as %s", call.why())
 	}
 	return err
 }
@@ -193,16 +223,16 @@ const (
 
 // Write proposes a draft, which asks for consent, and lets the approver answer.
 // It returns an error unless an approved draft succeeded and a denied one was
-// denied.
+// denied. All drafts of a user are one event, so that no calendar is filled.
 func (c *REST) Write(ctx context.Context, t *Tenant, who As, session string, approve bool) error {
 	var call Call
 	err := c.Do(ctx, who, "POST", "/v1/sessions/"+session+"/calls", map[string]any{"server": ReadServer, "tool": "create_draft_event",
-		"arguments": map[string]any{"title": "Review", "start": "2027-03-01T09:00:00Z", "end": "2027-03-01T10:00:00Z"}}, &call)
+		"arguments": map[string]any{"title": "Review", "start": "2027-03-01T09:00:00Z", "end": "2027-03-01T10:00:00Z", "requestId": who.User}}, &call)
 	if err != nil {
 		return err
 	}
 	if call.State != "CONSENT_REQUIRED" {
-		return fmt.Errorf("the write is %s: %s", call.State, call.Error)
+		return fmt.Errorf("the write is %s", call.why())
 	}
 	decision, want := "APPROVE", "SUCCEEDED"
 	if !approve {
@@ -224,7 +254,7 @@ func (c *REST) Write(ctx context.Context, t *Tenant, who As, session string, app
 		}
 	}
 	if call.State != want {
-		return fmt.Errorf("the write ended as %s, not %s: %s", call.State, want, call.Error)
+		return fmt.Errorf("the write ended not as %s but as %s", want, call.why())
 	}
 	return nil
 }
