@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/demo"
@@ -370,5 +373,28 @@ func both(t *testing.T, test func(t *testing.T, w *world)) {
 			t.Parallel()
 			test(t, newWorld(t, tr))
 		})
+	}
+}
+
+// wantField wants bad input to be refused with the field named.
+func wantField(t testing.TB, err error, field string) {
+	t.Helper()
+	if codeOf(err) != codes.InvalidArgument {
+		t.Errorf("error %v, want INVALID_ARGUMENT", err)
+		return
+	}
+	var fields []string
+	for _, d := range status.Convert(err).Details() {
+		if bad, ok := d.(*errdetails.BadRequest); ok {
+			for _, v := range bad.GetFieldViolations() {
+				fields = append(fields, v.GetField())
+				if v.GetDescription() == "" {
+					t.Errorf("no rule is told for %s", v.GetField())
+				}
+			}
+		}
+	}
+	if !slices.Contains(fields, field) {
+		t.Errorf("fields %q, want %q: %v", fields, field, err)
 	}
 }
