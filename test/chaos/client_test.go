@@ -99,8 +99,15 @@ type call struct {
 		Evidence               bool
 	}
 	Result   json.RawMessage
-	Decision struct{ FirstFailed, Outcome string }
-	Source   struct {
+	Reason   string
+	Decision struct {
+		FirstFailed, Outcome, Reason string
+		Checks                       []struct {
+			Check, Detail string
+			Passed        bool
+		}
+	}
+	Source struct {
 		Findings []struct{ Code, Detail string }
 	}
 }
@@ -111,6 +118,17 @@ func (c call) String() string {
 		return err.Error()
 	}
 	return string(raw)
+}
+
+// stale reports whether a proposal was refused because the catalog could not be
+// brought up to date for it.
+func (c call) stale() bool {
+	for _, k := range c.Decision.Checks {
+		if !k.Passed && k.Check == "definition" && strings.HasPrefix(k.Detail, "CATALOG_STALE") {
+			return c.Revision == 1 && c.Consent == nil
+		}
+	}
+	return false
 }
 
 // user is a person's session on one server process.

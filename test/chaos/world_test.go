@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -240,4 +241,20 @@ func (w *world) checkLogs() {
 			w.t.Logf("log of server %d:\n%s", p.pid, tail(p.stderr.String()))
 		}
 	}
+}
+
+// history is what the audit says of a call.
+func (w *world) history(p *process, id string) (lines []string) {
+	w.t.Helper()
+	var list struct {
+		AuditEntries []struct {
+			Kind, Actor, CreateTime string
+			Details                 json.RawMessage
+		}
+	}
+	w.must(p.as(w.auditor).get("/v1/auditEntries?callId="+id, &list))
+	for _, e := range list.AuditEntries {
+		lines = append(lines, fmt.Sprintf("%s %s by %s: %s", e.CreateTime, e.Kind, e.Actor, e.Details))
+	}
+	return lines
 }
