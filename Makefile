@@ -81,7 +81,7 @@ fuzz:
 	@deploy/fuzz.sh $(FUZZTIME)
 
 soak:
-	go test -count=1 -v -timeout 30m -run '^TestSoak$$' ./test/soak -duration $(SOAK)
+	go test -count=1 -v -timeout 30m -run '^TestSoak$$' ./cmd/server -duration $(SOAK)
 
 bench:
 	@go run ./test/bench $(BENCH)

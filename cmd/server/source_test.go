@@ -119,6 +119,12 @@ const (
 // clock, or by the clock that a part is given. What another process or a peer
 // over a socket does can only be polled for, in a for loop with an end.
 var sleeps = map[string]string{
+	"internal/calls TestCancel_RacesWithTheDispatch":                 "scatters cancellations over the life of a call; every order is right",
+	"internal/calls TestWait_EndingAsTheReadEnds":                    "scatters the ends of a read around the end of a wait; every order is right",
+	"internal/calls TestRequestID_FiftyAtOnceRunOnce":                "plays a server that takes a while",
+	"internal/calls TestReaper_OneOfManyTakesIt":                     "plays a server that takes a while",
+	"internal/calls TestPaused_SendsNothing":                         "plays a process that is stopped for longer than the window to send",
+	"internal/calls TestPersist_AnOutcomeSurvivesAnOutage":           "plays an outage of the database that lasts a while",
 	"internal/sessions TestFO079_StalePooledConnection":              "lets a closure reach the client before the next call",
 	"internal/sessions runChild":                                     "plays a server that is slow to start",
 	"internal/sessions hostChild":                                    "plays a host that waits to be killed",
