@@ -398,3 +398,18 @@ func wantField(t testing.TB, err error, field string) {
 		t.Errorf("fields %q, want %q: %v", fields, field, err)
 	}
 }
+
+// fieldsOf are the fields that a refusal names; one empty one when there is none.
+func fieldsOf(err error) (out []string) {
+	for _, d := range status.Convert(err).Details() {
+		if bad, ok := d.(*errdetails.BadRequest); ok {
+			for _, v := range bad.GetFieldViolations() {
+				out = append(out, v.GetField())
+			}
+		}
+	}
+	if len(out) == 0 {
+		out = []string{""}
+	}
+	return out
+}
