@@ -7,11 +7,11 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
-	"os"
 	"runtime"
 	"runtime/pprof"
 	"sync"
@@ -27,8 +27,7 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// soakVariable is how long the soak lasts; ten seconds when it is not set.
-const soakVariable = "BULKHEAD_TEST_SOAK"
+var soakDuration = flag.Duration("duration", 10*time.Second, "how long TestSoak loads the service")
 
 // What the soak allows: after it the process has at most so many more goroutines
 // and bytes of live heap than before, at the latest soakSettle after its end.
@@ -47,13 +46,6 @@ const (
 // whatever is more then has leaked. The demo calendar and the clients are in this
 // process too, and must leave nothing either.
 func TestSoak(t *testing.T) {
-	during := 10 * time.Second
-	if s := os.Getenv(soakVariable); s != "" {
-		var err error
-		if during, err = time.ParseDuration(s); err != nil {
-			t.Fatalf("%s: %v", soakVariable, err)
-		}
-	}
 	s := startSoak(t)
 	// Users come with reads. Each connection that is opened says that what was
 	// listed before may have changed, and while many are, a write finds no list
@@ -61,10 +53,10 @@ func TestSoak(t *testing.T) {
 	warm := s.load(t, soakWarm, (*soakCaller).arrive)
 	warm += s.load(t, soakWarm, (*soakCaller).step)
 	before := s.settled(t, nil)
-	work := s.load(t, during, (*soakCaller).step)
+	work := s.load(t, *soakDuration, (*soakCaller).step)
 	after := s.settled(t, &before)
 	t.Logf("%d calls and more in %s after %d to warm up; goroutines %d, then %d; live heap %.1f MiB, then %.1f MiB",
-		work, during, warm, before.goroutines, after.goroutines, mib(before.heap), mib(after.heap))
+		work, *soakDuration, warm, before.goroutines, after.goroutines, mib(before.heap), mib(after.heap))
 	s.stop(t)
 }
 
