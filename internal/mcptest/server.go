@@ -116,7 +116,14 @@ func (s *Server) Wait(t testing.TB, method string, n int) {
 	}
 }
 
-// CloseIdle closes the connections that wait for a request.
+// Reset forgets the requests seen so far.
+func (s *Server) Reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = nil
+}
+
+// CloseIdle closes all connections of clients.
 func (s *Server) CloseIdle() { s.http.CloseClientConnections() }
 
 func (s *Server) serve(w http.ResponseWriter, raw *http.Request) {

@@ -2,4 +2,19 @@
 // MCP servers. It is the only user of mcp-go on the client side, and only behind
 // its own strict transports: every byte that a server sends is bounded, results
 // pass through as raw bytes, and each request ends with a phase that is a fact.
+//
+// What is taken from mcp-go are the names of the protocol, its versions, the rules
+// for Mcp-* headers and its types. Its readers are not used, because they have no
+// bounds, do not compare response ids and lose HTTP statuses; its typed client is
+// not, because it decodes results and settles on an era by any failure. So there
+// is no implementation of its transport.Interface either: that interface has no
+// place for the phase of a request.
+//
+// Three things may look odd. A server that answers server/discover with status 500,
+// with a page, or not at all gets a handshake tried, but nothing is remembered of
+// it, since none of this is a sign of an era. A request whose body the kernel did
+// not take whole counts as not sent, because no proper part of a JSON object is
+// one. And a child process has a small shell beside it: the parent-death signal
+// reaches the child only, and the shell ends the rest of its group when this
+// process is killed.
 package sessions

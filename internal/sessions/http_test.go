@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -490,5 +492,37 @@ func TestHTTP2(t *testing.T) {
 	succeed(t, resp, err)
 	if calls.Load() != 3 {
 		t.Fatalf("%d calls arrived", calls.Load())
+	}
+}
+
+// What a failed round trip proves about the request.
+func TestUnanswered(t *testing.T) {
+	t.Parallel()
+	write := &net.OpError{Op: "write", Net: "tcp", Err: syscall.EPIPE}
+	for _, c := range []struct {
+		name    string
+		started bool
+		err     error
+		phase   Phase
+		stale   bool
+	}{
+		{"nothing written, connection reset", false, &net.OpError{Op: "read", Err: syscall.ECONNRESET}, NotSent, true},
+		{"nothing written, no route", false, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, NotSent, false},
+		{"body not taken whole", true, fmt.Errorf("http: %w", write), NotSent, true},
+		{"body not taken whole by readfrom", true, &net.OpError{Op: "readfrom", Err: write}, NotSent, true},
+		{"body out, connection reset", true, &net.OpError{Op: "read", Err: syscall.ECONNRESET}, MaybeSent, false},
+		{"body out, end of file", true, io.EOF, MaybeSent, false},
+	} {
+		body := &sendBody{data: []byte("{}")}
+		if c.started {
+			body.Read(make([]byte, 8)) //nolint:errcheck // it cannot fail
+		}
+		rep, err := (&httpWire{}).unanswered(t.Context(), body, c.err)
+		if rep.phase != c.phase || errors.Is(err, errStale) != c.stale {
+			t.Errorf("%s: %v, %v", c.name, rep.phase, err)
+		}
+		if n, err := body.Read(make([]byte, 8)); n != 0 || err == nil {
+			t.Errorf("%s: the body still gives bytes", c.name)
+		}
 	}
 }

@@ -168,8 +168,13 @@ func TestServerThatBecameLegacyIsProbedAgain(t *testing.T) {
 	// With a downgrade forbidden the same ends before anything is sent.
 	target.DowngradeForbidden = true
 	p.CloseKey(func(Key) bool { return true })
+	p.forgetEra(k)
+	handshakes := s.Count("initialize")
 	resp, err = p.Do(t.Context(), k, target, echo())
 	expect(t, resp, err, "DOWNGRADE_REFUSED", fault.Protocol, NotSent)
+	if s.Count("initialize") != handshakes {
+		t.Fatal("the handshake was tried")
+	}
 	if s.Count("tools/call") != 3 {
 		t.Fatalf("%d calls", s.Count("tools/call"))
 	}
