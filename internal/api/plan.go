@@ -55,11 +55,12 @@ func planOf(md protoreflect.MessageDescriptor) *plan {
 		return p.(*plan)
 	}
 	building := map[protoreflect.FullName]*plan{}
-	p := build(md, building)
+	build(md, building)
 	for name, b := range building {
 		plans.LoadOrStore(name, b)
 	}
-	return p
+	p, _ := plans.Load(md.FullName()) // perhaps that of another goroutine
+	return p.(*plan)
 }
 
 func build(md protoreflect.MessageDescriptor, done map[protoreflect.FullName]*plan) *plan {

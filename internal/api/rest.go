@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
@@ -25,9 +26,14 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
+// parseQueries makes the gateway read queries our way. It is one setting for the
+// process in grpc-gateway.
+var parseQueries = sync.OnceFunc(func() { runtime.NewServeMux(runtime.SetQueryParameterParser(queryParser{})) })
+
 // newGateway returns grpc-gateway's mux without its conveniences: no method
 // override, no header that becomes metadata, no form that becomes a query.
 func newGateway(e *edge) *runtime.ServeMux {
+	parseQueries()
 	nothing := func(string) (string, bool) { return "", false }
 	return runtime.NewServeMux(
 		runtime.WithMarshalerOption(runtime.MIMEWildcard, codec{}),
@@ -39,7 +45,6 @@ func newGateway(e *edge) *runtime.ServeMux {
 		// An encoded slash stays encoded, so that it never becomes a separator.
 		runtime.WithUnescapingMode(runtime.UnescapingModeAllExceptSlash),
 		runtime.WithWriteContentLength(),
-		runtime.SetQueryParameterParser(queryParser{}),
 		runtime.WithForwardResponseRewriter(rewrite),
 		runtime.WithErrorHandler(e.restError),
 		runtime.WithRoutingErrorHandler(e.routingError),

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"buf.build/go/protovalidate"
@@ -23,6 +24,7 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	openapi "github.com/bulkhead-mcp/bulkhead/proto"
+	pb "github.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1"
 )
 
 // DefaultMaxRequestBytes bounds one request, as REST body or gRPC message.
@@ -75,15 +77,12 @@ func New(c Config) (*Server, error) {
 	if c.MaxRequestBytes < 1024 {
 		return nil, errors.New("api: MaxRequestBytes must be at least 1024")
 	}
-	messages, paths, err := methods()
-	if err != nil {
-		return nil, err
-	}
-	v, err := protovalidate.New(protovalidate.WithMessages(messages...))
+	api := methods()
+	v, err := protovalidate.New(protovalidate.WithMessages(api.requests...))
 	if err != nil {
 		return nil, fmt.Errorf("compile the rules of requests: %w", err)
 	}
-	e := &edge{auth: c.Auth, limiter: c.Limiter, metrics: c.Metrics, log: c.Log, validator: v, now: time.Now, routes: paths}
+	e := &edge{auth: c.Auth, limiter: c.Limiter, metrics: c.Metrics, log: c.Log, validator: v, now: time.Now, routes: api.routes}
 	s := &Server{edge: e, ready: c.Ready}
 	s.grpc = grpc.NewServer(grpc.MaxRecvMsgSize(c.MaxRequestBytes), grpc.UnaryInterceptor(e.unary),
 		grpc.UnknownServiceHandler(e.unknownMethod))
@@ -197,24 +196,28 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// methods walks every method of bulkhead.v1: the request messages, to compile
-// their rules, and the REST paths.
-func methods() (messages []proto.Message, paths routes, err error) {
-	protoregistry.GlobalFiles.RangeFilesByPackage("bulkhead.v1", func(f protoreflect.FileDescriptor) bool {
+// surface is every method of bulkhead.v1: the request messages, whose rules are
+// compiled at start, and the REST paths.
+type surface struct {
+	requests []proto.Message
+	routes   routes
+}
+
+// methods walks the descriptors once for the process, because it completes the
+// codec's plans, which are shared.
+var methods = sync.OnceValue(func() (s surface) {
+	protoregistry.GlobalFiles.RangeFilesByPackage(pb.File_bulkhead_v1_json_proto.Package(), func(f protoreflect.FileDescriptor) bool {
 		for i := range f.Services().Len() {
 			sd := f.Services().Get(i)
-			paths = paths.bind(sd)
+			s.routes = s.routes.bind(sd)
 			for j := range sd.Methods().Len() {
-				messages = append(messages, dynamicpb.NewMessage(sd.Methods().Get(j).Input()))
+				s.requests = append(s.requests, dynamicpb.NewMessage(sd.Methods().Get(j).Input()))
 			}
 		}
 		return true
 	})
-	if len(messages) == 0 {
-		err = errors.New("api: bulkhead.v1 is not linked in")
-	}
-	return messages, paths, err
-}
+	return s
+})
 
 // registrars registers a service with gRPC and with the gateway's channel.
 type registrars []grpc.ServiceRegistrar
