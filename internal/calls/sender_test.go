@@ -9,6 +9,11 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
 )
 
+type (
+	ctx      = context.Context
+	response = sessions.Response
+)
+
 // sent is one request that left this host.
 type sent struct {
 	tool, args string
