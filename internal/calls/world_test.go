@@ -185,13 +185,13 @@ func (f finder) Contracted(context.Context, tenant.ID, int) ([]sessions.ServerRe
 // lister answers with one list of tools for everybody, which a test changes.
 type lister struct {
 	mu    sync.Mutex
-	tools map[string]string // description by name
+	tools map[string]string            // description by name
+	own   map[string]map[string]string // the same for one server, by its id
 	err   error
-	calls int
 }
 
 func newLister() *lister {
-	l := &lister{tools: map[string]string{}}
+	l := &lister{tools: map[string]string{}, own: map[string]map[string]string{}}
 	for _, name := range toolNames {
 		l.tools[name] = "first"
 	}
@@ -202,6 +202,18 @@ func (l *lister) set(name, description string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tools[name] = description
+}
+
+// of sets the description of tools at one server.
+func (l *lister) of(server, description string, names ...string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.own[server] == nil {
+		l.own[server] = map[string]string{}
+	}
+	for _, n := range names {
+		l.own[server][n] = description
+	}
 }
 
 func (l *lister) fail(err error) {
@@ -223,17 +235,20 @@ func digest(t testing.TB, name, description string) string {
 	return d
 }
 
-func (l *lister) ListDefinitions(_ context.Context, _ catalog.Server, _ catalog.Context, kind catalog.Kind) (catalog.Listing, error) {
+func (l *lister) ListDefinitions(_ context.Context, v catalog.Server, _ catalog.Context, kind catalog.Kind) (catalog.Listing, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.calls++
 	out := catalog.Listing{ProtocolVersion: "2026-07-28", Era: "MODERN", Capabilities: json.RawMessage(`{"tools":{}}`)}
 	if l.err != nil {
 		return out, l.err
 	}
 	if kind == catalog.Tool {
 		for _, name := range toolNames {
-			out.Items = append(out.Items, definition(name, l.tools[name]))
+			description, ok := l.own[v.ID][name]
+			if !ok {
+				description = l.tools[name]
+			}
+			out.Items = append(out.Items, definition(name, description))
 		}
 	}
 	return out, nil
@@ -264,7 +279,7 @@ tools:
   - {name: write_session, definition: "D:write_session", effect: write, consent: session}
   - {name: write_key, definition: "D:write_key", effect: write, consent: call, idempotency: {argument: key}, retry: {max: 2}}
   - {name: write_query, definition: "D:write_query", effect: write, consent: none, status_query: {tool: find, arguments: {id: call.requestId}, succeeded: result.found, side_effect_id: result.id}}
-  - {name: write_final, definition: "D:write_final", effect: write, consent: none, status_query: {tool: find, succeeded: result.found, absent: final, settle: SETTLE}}
+  - {name: write_final, definition: "D:write_final", effect: write, consent: none, status_query: {tool: find, arguments: {id: call.requestId}, succeeded: result.found, absent: final, settle: SETTLE}}
   - {name: destroy, definition: "D:destroy", effect: destructive, consent: call}
   - {name: find, definition: "D:find", effect: read}
 `
