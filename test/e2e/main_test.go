@@ -97,5 +97,8 @@ func (l *lifetime) TempDir() string {
 		l.Fatal(err)
 	}
 	l.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil { // another account runs the binary, too
+		l.Fatal(err)
+	}
 	return dir
 }

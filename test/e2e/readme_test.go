@@ -1,0 +1,271 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	walkHeading = "## A call that needs consent, by curl"
+	nobody      = 65534
+)
+
+// readme returns the README's lines of shell: those of the two commands and
+// those of the walk-through.
+func readme(t *testing.T) (commands, walk []string) {
+	t.Helper()
+	b, err := os.ReadFile("../../README.md")
+	must(t, err)
+	if n := bytes.Count(b, []byte("\n")); n >= 200 {
+		t.Errorf("the README has %d lines", n)
+	}
+	into := &commands
+	for section := range strings.SplitSeq(string(b), "\n## ") {
+		into = &commands
+		if strings.HasPrefix("## "+section, walkHeading) {
+			into = &walk
+		}
+		for _, m := range regexp.MustCompile("(?s)\n```sh\n(.*?)```\n").FindAllStringSubmatch(section, -1) {
+			*into = append(*into, m[1])
+		}
+	}
+	return commands, walk
+}
+
+// TestREADME runs the very lines of the walk-through against the server in
+// development mode, as this account and, for root, as an ordinary one; stops it
+// as Ctrl-C does, and finds everything again.
+func TestREADME(t *testing.T) {
+	t.Parallel()
+	commands, walk := readme(t)
+	if len(commands) != 2 || commands[0] != "go run ./cmd/server\n" || commands[1] != "make test\n" {
+		t.Errorf("the two commands are %q", commands)
+	}
+	if len(walk) < 6 {
+		t.Fatalf("the walk-through has %d blocks", len(walk))
+	}
+	script := strings.Join(walk, "")
+	t.Run("this account", func(t *testing.T) {
+		t.Parallel()
+		dir := readableDir(t, os.Geteuid())
+		development{t: t, data: filepath.Join(dir, "data"), env: []string{"HOME=" + dir, "BULKHEAD_DATA_DIR=" + filepath.Join(dir, "data")}}.walk(script)
+	})
+	t.Run("an ordinary account", func(t *testing.T) {
+		t.Parallel()
+		uid := os.Geteuid()
+		if uid == 0 {
+			uid = nobody
+		}
+		home := readableDir(t, uid) // and no setting: the default place is tested
+		development{t: t, uid: uid, data: filepath.Join(home, ".cache", "bulkhead"), env: []string{"HOME=" + home}}.walk(script)
+	})
+}
+
+// readableDir makes a directory that belongs to the account, directly in /tmp:
+// a private PostgreSQL must reach it, and a socket's path is short.
+func readableDir(t *testing.T, uid int) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "bhreadme-")
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	must(t, os.Chmod(dir, 0o755))
+	if uid != os.Geteuid() {
+		must(t, os.Chown(dir, uid, uid))
+	}
+	return dir
+}
+
+// development is the server in development mode with a data directory.
+type development struct {
+	t    *testing.T
+	uid  int // other than this account's; 0 for this one
+	data string
+	env  []string
+}
+
+func (d development) walk(script string) {
+	d.t.Helper()
+	stop := d.start()
+	if d.t.Failed() {
+		return
+	}
+	out := d.shell(script)
+	for _, want := range []string{
+		`"modelName":"calendar__get_availability"`, `"modelName":"calendar__create_draft_event"`,
+		`"name":"get_availability","effect":"READ"`, `"free":[{"start":"2026-12-07T08:00:00Z"`,
+		`"state":"CONSENT_REQUIRED"`, `"firstFailed":"consent"`, `"state":"PENDING"`, `"state":"APPROVED"`,
+		`"state":"SUCCEEDED"`, `"structuredContent":{"id":"ev_1"`, `"sideEffectId":"ev_1"`, `"untrusted":true`,
+		`"kind":"consent.decided"`, `"kind":"call.dispatched"`, `"ok":true`,
+	} {
+		if !strings.Contains(out, want) {
+			d.t.Errorf("the walk-through does not show %s", want)
+		}
+	}
+	if strings.Contains(out, "send_invitations") {
+		d.t.Error("the walk-through shows a tool that the contract leaves out")
+	}
+	if n := succeeded(out); n != 2 {
+		d.t.Errorf("%d calls succeed, want 2", n)
+	}
+	if d.t.Failed() {
+		d.t.Logf("it shows:\n%s", out)
+	}
+	stop()
+
+	call := regexp.MustCompile(`"callId":"(call_\w+)"[^\n]*"state":"CONSENT_REQUIRED"`).FindStringSubmatch(out)
+	stop = d.start()
+	if call == nil || d.t.Failed() {
+		d.t.Fatal("nothing to find again")
+	}
+	if got := d.get("service", "/v1/calls/"+call[1]); !strings.Contains(got, `"state":"SUCCEEDED"`) || !strings.Contains(got, `"ev_1"`) {
+		d.t.Errorf("the call after the restart: %s", got)
+	}
+	// It works again, with the server's memory gone and the registration kept.
+	if out := d.shell(script); succeeded(out) != 2 || !strings.Contains(out, `"ok":true`) {
+		d.t.Errorf("the walk-through after the restart shows:\n%s", out)
+	}
+	stop()
+}
+
+// succeeded counts the calls that are shown with a result.
+func succeeded(out string) (n int) {
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, `{"callId":`) && strings.Contains(line, `"state":"SUCCEEDED"`) {
+			n++
+		}
+	}
+	return n
+}
+
+// start starts the server as a person at a terminal does, in a session of its
+// own; stop ends it with Ctrl-C.
+func (d development) start() (stop func()) {
+	d.t.Helper()
+	cmd := exec.Command(theService.binary)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "BULKHEAD_LISTEN=127.0.0.1:0", "BULKHEAD_METRICS_LISTEN=127.0.0.1:0"}, d.env...)
+	cmd.SysProcAttr = d.account()
+	cmd.SysProcAttr.Setsid = true
+	cmd.Dir = "/"
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	stdout, err := cmd.StdoutPipe()
+	must(d.t, err)
+	must(d.t, cmd.Start())
+	exited := make(chan error, 1)
+	serving := make(chan string, 1)
+	go func() {
+		r := bufio.NewReader(stdout)
+		for {
+			line, err := r.ReadString('\n')
+			if strings.HasPrefix(line, "Bulkhead is serving at ") {
+				serving <- line
+			}
+			if err != nil {
+				break
+			}
+		}
+		_, _ = io.Copy(io.Discard, r)
+		exited <- cmd.Wait()
+	}()
+	ended := false
+	end := func() error {
+		if ended {
+			return nil
+		}
+		ended = true
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGINT)
+		select {
+		case err := <-exited:
+			return err
+		case <-time.After(patience):
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+			<-exited
+			return fmt.Errorf("it does not stop")
+		}
+	}
+	d.t.Cleanup(func() { _ = end() }) // for a test that failed
+	select {
+	case <-serving:
+	case err := <-exited:
+		ended = true
+		d.t.Errorf("the server ended: %v\n%s", err, stderr.String())
+	case <-time.After(patience):
+		d.t.Errorf("the server does not serve:\n%s", stderr.String())
+	}
+	return func() {
+		d.t.Helper()
+		if err := end(); err != nil {
+			d.t.Errorf("Ctrl-C: %v\n%s", err, stderr.String())
+		}
+		if left := processes(cmd.Process.Pid, d.data); len(left) > 0 {
+			d.t.Errorf("left running: %q", left)
+		}
+	}
+}
+
+func (d development) account() *syscall.SysProcAttr {
+	if d.uid == 0 || d.uid == os.Geteuid() {
+		return &syscall.SysProcAttr{}
+	}
+	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(d.uid), Gid: uint32(d.uid)}}
+}
+
+// shell runs lines as a person would, and returns what they print.
+func (d development) shell(script string) string {
+	d.t.Helper()
+	cmd := exec.CommandContext(d.t.Context(), "bash", "-eu", "-c", script)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, d.env...)
+	cmd.SysProcAttr = d.account()
+	cmd.Dir = "/"
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		d.t.Errorf("the walk-through: %v", err)
+	}
+	return string(out)
+}
+
+func (d development) get(role, path string) string {
+	d.t.Helper()
+	b, err := os.ReadFile(filepath.Join(d.data, "demo.json"))
+	must(d.t, err)
+	var file map[string]string
+	must(d.t, json.Unmarshal(b, &file))
+	rt := &http.Transport{}
+	defer rt.CloseIdleConnections()
+	_, _, answer, err := send(d.t.Context(), &http.Client{Transport: rt}, "GET", file["url"]+path, nil,
+		map[string]string{"Authorization": "Bearer " + file[role+"Key"], "Bulkhead-User": "alice"})
+	must(d.t, err)
+	return string(answer)
+}
+
+// processes are those of a session, and those that work in a directory.
+func processes(session int, dir string) (found []string) {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, stat := range stats {
+		b, err := os.ReadFile(stat)
+		if err != nil {
+			continue // gone meanwhile
+		}
+		// pid (comm) state ppid pgrp session
+		fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+		cwd, _ := os.Readlink(filepath.Join(filepath.Dir(stat), "cwd"))
+		line, _ := os.ReadFile(filepath.Join(filepath.Dir(stat), "cmdline"))
+		if fields[3] == strconv.Itoa(session) || strings.HasPrefix(cwd, dir) || bytes.Contains(line, []byte(dir)) {
+			found = append(found, string(bytes.ReplaceAll(line, []byte{0}, []byte{' '})))
+		}
+	}
+	return found
+}
