@@ -18,7 +18,6 @@ import (
 
 func TestDecode_Refuses(t *testing.T) {
 	t.Parallel()
-	methods() // which fields belong to paths
 	deep := strings.Repeat("[", 65) + strings.Repeat("]", 65)
 	for name, c := range map[string]struct {
 		into       proto.Message
@@ -259,7 +258,6 @@ func FuzzDecode(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
-	methods() // which fields belong to paths
 	f.Fuzz(func(t *testing.T, b []byte) {
 		valid := checkJSON(b) == nil
 		if valid && !json.Valid(b) {

@@ -69,7 +69,6 @@ type edge struct {
 	metrics   Metrics // may be nil
 	log       *slog.Logger
 	validator protovalidate.Validator
-	routes    routes
 	now       func() time.Time
 }
 

@@ -67,7 +67,7 @@ func build(md protoreflect.MessageDescriptor, done map[protoreflect.FullName]*pl
 	if p, ok := done[md.FullName()]; ok {
 		return p
 	}
-	p := &plan{shape: shapes[md.FullName()], byName: map[string]*field{}, fromPath: map[string]bool{}}
+	p := &plan{shape: shapes[md.FullName()], byName: map[string]*field{}, fromPath: api().held(md)}
 	done[md.FullName()] = p
 	if p.shape == shapeJSON {
 		p.raw = md.Fields().ByName("raw")

@@ -206,7 +206,7 @@ func gatewayFault(err error) error {
 func (e *edge) routingError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, code int) {
 	switch code {
 	case http.StatusMethodNotAllowed:
-		w.Header().Set("Allow", strings.Join(e.routes.methods(r.URL.EscapedPath()), ", "))
+		w.Header().Set("Allow", strings.Join(api().methods(r.URL.EscapedPath()), ", "))
 		e.refused(ctx, w, r, errMethod)
 	case http.StatusNotFound:
 		e.refused(ctx, w, r, errNoRoute)

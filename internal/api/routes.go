@@ -3,10 +3,14 @@ package api
 import (
 	"slices"
 	"strings"
+	"sync"
 
 	"google.golang.org/genproto/googleapis/api/annotations"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	pb "github.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1"
 )
 
 // route is one REST path of a method. Segments that are variables are "".
@@ -14,37 +18,58 @@ type route struct {
 	method   string
 	segments []string
 	verb     string
+	// input is the request message, fields those that the path holds.
+	input  protoreflect.MessageDescriptor
+	fields []protoreflect.Name
 }
 
 type routes []route
 
-// bind notes the REST path of each method of a service: for the Allow header,
-// and for the fields that the path holds, which no body or query may.
-func (rs routes) bind(sd protoreflect.ServiceDescriptor) routes {
-	for i := range sd.Methods().Len() {
-		m := sd.Methods().Get(i)
-		h, _ := proto.GetExtension(m.Options(), annotations.E_Http).(*annotations.HttpRule)
-		method, path := pathOf(h)
-		if path == "" {
+// api are the REST paths of all methods of bulkhead.v1, read once from the
+// descriptors: for the Allow header, and for the fields that a path holds, which
+// no body or query may.
+var api = sync.OnceValue(func() (rs routes) {
+	protoregistry.GlobalFiles.RangeFilesByPackage(pb.File_bulkhead_v1_json_proto.Package(), func(f protoreflect.FileDescriptor) bool {
+		for i := range f.Services().Len() {
+			for j := range f.Services().Get(i).Methods().Len() {
+				rs = append(rs, readRoute(f.Services().Get(i).Methods().Get(j)))
+			}
+		}
+		return true
+	})
+	return rs
+})
+
+func readRoute(m protoreflect.MethodDescriptor) route {
+	h, _ := proto.GetExtension(m.Options(), annotations.E_Http).(*annotations.HttpRule)
+	r := route{input: m.Input()}
+	var path string
+	r.method, path = pathOf(h)
+	if i := strings.LastIndexByte(path, ':'); i > strings.LastIndexByte(path, '}') {
+		path, r.verb = path[:i], path[i+1:]
+	}
+	for s := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
+		if name, ok := strings.CutPrefix(s, "{"); ok {
+			r.fields = append(r.fields, protoreflect.Name(strings.TrimSuffix(name, "}")))
+			s = ""
+		}
+		r.segments = append(r.segments, s)
+	}
+	return r
+}
+
+// held returns the JSON names of the fields of a request that its path holds.
+func (rs routes) held(md protoreflect.MessageDescriptor) map[string]bool {
+	held := map[string]bool{}
+	for _, r := range rs {
+		if r.input.FullName() != md.FullName() {
 			continue
 		}
-		r := route{method: method}
-		if i := strings.LastIndexByte(path, ':'); i > strings.LastIndexByte(path, '}') {
-			path, r.verb = path[:i], path[i+1:]
+		for _, name := range r.fields {
+			held[md.Fields().ByName(name).JSONName()] = true
 		}
-		p := planOf(m.Input())
-		for s := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
-			if name, ok := strings.CutPrefix(s, "{"); ok {
-				if fd := m.Input().Fields().ByName(protoreflect.Name(strings.TrimSuffix(name, "}"))); fd != nil {
-					p.fromPath[fd.JSONName()] = true
-				}
-				s = ""
-			}
-			r.segments = append(r.segments, s)
-		}
-		rs = append(rs, r)
 	}
-	return rs
+	return held
 }
 
 func pathOf(h *annotations.HttpRule) (method, path string) {

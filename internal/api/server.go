@@ -13,18 +13,14 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"buf.build/go/protovalidate"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	openapi "github.com/bulkhead-mcp/bulkhead/proto"
-	pb "github.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1"
 )
 
 // DefaultMaxRequestBytes bounds one request, as REST body or gRPC message.
@@ -77,12 +73,15 @@ func New(c Config) (*Server, error) {
 	if c.MaxRequestBytes < 1024 {
 		return nil, errors.New("api: MaxRequestBytes must be at least 1024")
 	}
-	api := methods()
-	v, err := protovalidate.New(protovalidate.WithMessages(api.requests...))
+	var requests []proto.Message
+	for _, r := range api() {
+		requests = append(requests, dynamicpb.NewMessage(r.input))
+	}
+	v, err := protovalidate.New(protovalidate.WithMessages(requests...))
 	if err != nil {
 		return nil, fmt.Errorf("compile the rules of requests: %w", err)
 	}
-	e := &edge{auth: c.Auth, limiter: c.Limiter, metrics: c.Metrics, log: c.Log, validator: v, now: time.Now, routes: api.routes}
+	e := &edge{auth: c.Auth, limiter: c.Limiter, metrics: c.Metrics, log: c.Log, validator: v, now: time.Now}
 	s := &Server{edge: e, ready: c.Ready}
 	s.grpc = grpc.NewServer(grpc.MaxRecvMsgSize(c.MaxRequestBytes), grpc.UnaryInterceptor(e.unary),
 		grpc.UnknownServiceHandler(e.unknownMethod))
@@ -195,29 +194,6 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	s.grpc.Stop()
 	return err
 }
-
-// surface is every method of bulkhead.v1: the request messages, whose rules are
-// compiled at start, and the REST paths.
-type surface struct {
-	requests []proto.Message
-	routes   routes
-}
-
-// methods walks the descriptors once for the process, because it completes the
-// codec's plans, which are shared.
-var methods = sync.OnceValue(func() (s surface) {
-	protoregistry.GlobalFiles.RangeFilesByPackage(pb.File_bulkhead_v1_json_proto.Package(), func(f protoreflect.FileDescriptor) bool {
-		for i := range f.Services().Len() {
-			sd := f.Services().Get(i)
-			s.routes = s.routes.bind(sd)
-			for j := range sd.Methods().Len() {
-				s.requests = append(s.requests, dynamicpb.NewMessage(sd.Methods().Get(j).Input()))
-			}
-		}
-		return true
-	})
-	return s
-})
 
 // registrars registers a service with gRPC and with the gateway's channel.
 type registrars []grpc.ServiceRegistrar
