@@ -130,12 +130,18 @@ type Input struct {
 
 // Decide answers every check. It never changes its input.
 func Decide(in Input) Decision {
-	d := Decision{Outcome: Allow, ContractRevision: in.Revision, DefinitionDigest: in.Definition.Digest,
-		Checks: make([]Result, 0, len(checks))}
 	var tool *contract.Tool
 	if in.Contract != nil {
-		d.ContractID = in.Contract.ID
 		tool, _ = in.Contract.Tool(in.Proposal.Name)
+	}
+	if tool == nil {
+		// What no contract names reads the same whether the server offers it or not.
+		in.Definition = Definition{}
+	}
+	d := Decision{Outcome: Allow, ContractRevision: in.Revision, DefinitionDigest: in.Definition.Digest,
+		Checks: make([]Result, 0, len(checks))}
+	if in.Contract != nil {
+		d.ContractID = in.Contract.ID
 	}
 	for _, c := range checks {
 		ok, detail := c.run(in, tool)

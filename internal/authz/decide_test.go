@@ -92,7 +92,9 @@ var failing = map[Check][]func(testing.TB, *Input){
 		func(_ testing.TB, in *Input) { in.Definition.Stale = "the list failed" }},
 	CheckAudience: {func(_ testing.TB, in *Input) { in.Server.URL = "https://calendar.example/mcp/" }},
 	CheckScopes:   {func(_ testing.TB, in *Input) { in.Server.Authorization = "OAUTH" }},
-	CheckArguments: {func(_ testing.TB, in *Input) { in.Definition.ValidateArguments = func(any) error { return errors.New("no n") } },
+	CheckArguments: {func(_ testing.TB, in *Input) {
+		in.Definition.ValidateArguments = func(any) error { return errors.New("no n") }
+	},
 		func(t testing.TB, in *Input) { *in = good(t, "put", `{"n":10}`) },
 		func(t testing.TB, in *Input) { *in = good(t, "put", `{"n":"1"}`) },
 		func(t testing.TB, in *Input) { *in = good(t, "put", `{}`) },

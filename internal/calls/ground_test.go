@@ -8,17 +8,17 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
-// voiders take away what a dispatch stands on.
+// voiders take away what a dispatch stands on; each by its name in ground.changed.
 var voiders = map[string]func(sc *scene) error{
-	"revoke": func(sc *scene) error {
+	"the credential that proposed it was revoked": func(sc *scene) error {
 		_, err := sc.w.tenants.RevokeKey(context.Background(), sc.admin, sc.alice.KeyID)
 		return err
 	},
-	"close": func(sc *scene) error {
+	"the session is closed": func(sc *scene) error {
 		_, err := sc.store.Close(context.Background(), sc.alice, sc.session.ID)
 		return err
 	},
-	"activate": func(sc *scene) error {
+	"another contract is active": func(sc *scene) error {
 		ctx := context.Background()
 		r, err := sc.contracts.Create(ctx, sc.admin, "calendar", contractSource(sc.t, "timeout: 20s", "timeout: 21s"), "")
 		if err == nil {
@@ -26,18 +26,19 @@ var voiders = map[string]func(sc *scene) error{
 		}
 		return err
 	},
-	"move the server": func(sc *scene) error {
+	"the server is not registered any more": func(sc *scene) error {
 		url := "https://calendar.example/other"
 		_, err := sc.catalog.UpdateServer(context.Background(), sc.admin, "calendar", catalog.ServerUpdate{URL: &url})
 		return err
 	},
-	"delete the server": func(sc *scene) error {
-		return sc.catalog.DeleteServer(context.Background(), sc.admin, "calendar")
+	"the definition is not the one that was decided on": func(sc *scene) error {
+		sc.change("write", "second")
+		return nil
 	},
-	"mark the list": func(sc *scene) error {
+	"the definition was not observed lately enough": func(sc *scene) error {
 		return sc.catalog.Invalidate(context.Background(), catalog.Change{Tenant: sc.alice.Tenant, ServerID: sc.server.ID, Reason: "changed"})
 	},
-	"suspend": func(sc *scene) error {
+	"the tenant is suspended": func(sc *scene) error {
 		_, err := sc.w.owner.Exec(context.Background(), `UPDATE tenants SET state = 'SUSPENDED' WHERE tenant_id = $1`, sc.alice.Tenant.String())
 		return err
 	},
@@ -85,8 +86,8 @@ func TestGround_VoidersWaitForADispatchAndStopTheNext(t *testing.T) {
 			}
 			err = w.db.InTx(t.Context(), sc.alice.Tenant, func(ctx context.Context, tx tenant.Tx) error {
 				g, err := sc.lockGround(ctx, tx, pl.call, e)
-				if g.changed() == "" {
-					t.Error("the next dispatch stands on what is gone")
+				if why := g.changed(); why != name {
+					t.Errorf("the next dispatch finds %q", why)
 				}
 				return err
 			})

@@ -247,8 +247,8 @@ func (s *Service) decide(ctx context.Context, pl *plan) error {
 	pl.input = authz.Input{
 		Principal: pl.principal, SessionID: pl.session.ID, SessionOpen: pl.session.Open(started),
 		InSession: pl.session.Has(pl.server.ID), Servers: pl.session.ServerIDs,
-		Server:          serverFacts(pl.server),
-		ProtocolVersion: pl.revision.ProtocolVersion, HasTools: hasTools(pl.revision),
+		Server:          ServerFacts(pl.server),
+		ProtocolVersion: pl.revision.ProtocolVersion, HasTools: HasTools(pl.revision),
 		Definition: definitionFacts(pl),
 		Proposal: authz.Proposal{Name: pl.call.Name, Arguments: pl.call.Arguments, Decoded: decoded,
 			RequestID: pl.call.RequestID, IdempotencyKey: pl.call.IdempotencyKey},
@@ -308,14 +308,15 @@ func definitionFacts(pl *plan) authz.Definition {
 	return f
 }
 
-func serverFacts(v catalog.Server) authz.Server {
+// ServerFacts is what a decision knows of a registration.
+func ServerFacts(v catalog.Server) authz.Server {
 	return authz.Server{ID: v.ID, Name: v.Name, Origin: v.Origin, Transport: string(v.Transport), URL: v.URL,
 		Authorization: v.AuthorizationMode, Active: !v.Deleted}
 }
 
-// hasTools reads what the server declared; a server that declares nothing at all
+// HasTools reads what the server declared; a server that declares nothing at all
 // but lists tools is taken at its word.
-func hasTools(r *catalog.Revision) bool {
+func HasTools(r *catalog.Revision) bool {
 	var declared struct {
 		Tools json.RawMessage `json:"tools"`
 	}
