@@ -4,13 +4,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
+	"github.com/bulkhead-mcp/bulkhead/internal/calls"
 	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
 	"github.com/bulkhead-mcp/bulkhead/internal/contract"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
@@ -130,8 +130,8 @@ var aboutServer = map[authz.Check]bool{
 func mismatch(p tenant.Principal, ses *sessions.Session, o *offer, revision int) (authz.Result, bool) {
 	d := authz.Decide(authz.Input{
 		Principal: p, SessionID: ses.ID, SessionOpen: true, InSession: true, Servers: ses.ServerIDs,
-		Server: serverFacts(o.server), Contract: o.contract, Revision: revision,
-		ProtocolVersion: o.revision.ProtocolVersion, HasTools: declaresTools(o.revision),
+		Server: calls.ServerFacts(o.server), Contract: o.contract, Revision: revision,
+		ProtocolVersion: o.revision.ProtocolVersion, HasTools: calls.HasTools(o.revision),
 	})
 	for _, c := range d.Checks {
 		if aboutServer[c.Check] && !c.Passed {
@@ -249,16 +249,4 @@ func (o *offer) tool(at int) *pb.Tool {
 		Source:   &pb.Tool_Source{Server: o.server.Name, Origin: o.server.Origin, Untrusted: true},
 		Findings: each(d.Findings, findingMessage),
 	}
-}
-
-func serverFacts(v catalog.Server) authz.Server {
-	return authz.Server{ID: v.ID, Name: v.Name, Origin: v.Origin, Transport: string(v.Transport), URL: v.URL,
-		Authorization: v.AuthorizationMode, Active: !v.Deleted}
-}
-
-func declaresTools(r *catalog.Revision) bool {
-	var declared struct {
-		Tools json.RawMessage `json:"tools"`
-	}
-	return json.Unmarshal(r.Capabilities, &declared) == nil && len(declared.Tools) > 0
 }

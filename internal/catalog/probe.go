@@ -131,7 +131,12 @@ func (s *Service) probeKind(ctx context.Context, v Server, c Context, kind Kind,
 	if err != nil {
 		return out, err
 	}
-	if out.Revision, err = s.lastGood(ctx, w, got, nil); err != nil {
+	if got.fresh {
+		out.Revision, err = s.revision(ctx, w, got, "")
+	} else {
+		out.Revision, err = s.lastGood(ctx, w, got, nil)
+	}
+	if err != nil {
 		return out, err
 	}
 	for i := range out.Revision.Definitions {

@@ -33,6 +33,9 @@ func TestProbeServer(t *testing.T) {
 	if err != nil || !probe.Reachable || probe.Failure != nil || probe.Era != "MODERN" || probe.ProtocolVersion != "2026-07-28" {
 		t.Fatalf("%v %+v", err, probe)
 	}
+	if r := probe.Kinds[0].Revision; r == nil || r.Stale {
+		t.Errorf("a list that was just made is shown as stale: %+v", r)
+	}
 	if len(probe.Kinds) != 2 || probe.Kinds[0].Callable != 1 || probe.Kinds[0].Quarantined != 1 ||
 		probe.Kinds[1].Kind != Prompt || probe.Kinds[1].Failure == nil {
 		t.Errorf("kinds %+v", probe.Kinds)
