@@ -13,6 +13,7 @@ import (
 
 	"github.com/bulkhead-mcp/bulkhead/internal/egress"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
+	"github.com/bulkhead-mcp/bulkhead/internal/postgres/pgtest"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) {
 		runChild(role)
 		return
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(pgtest.Wrap(m))
 }
 
 func tenantID(t testing.TB, s string) tenant.ID {
