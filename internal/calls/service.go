@@ -253,9 +253,15 @@ func (s *Service) Signalled(t tenant.ID, callID string) {
 }
 
 // Get returns a call. With wait it returns once the call's revision is above
-// afterRevision, or when the time is up.
+// afterRevision, or when the time is up; with an afterRevision of 0 it returns at
+// the first state other than DISPATCHING.
 func (s *Service) Get(ctx context.Context, p tenant.Principal, id string, wait time.Duration, afterRevision int) (*Call, error) {
 	done := func(c *Call) bool { return wait <= 0 || c.Revision > afterRevision }
+	if afterRevision <= 0 {
+		// Every call has a revision above 0: who names none waits for an end, as a
+		// proposal does.
+		done = func(c *Call) bool { return wait <= 0 || c.State.Settled() }
+	}
 	return s.await(ctx, p, callKey{p.Tenant, id}, wait, done)
 }
 

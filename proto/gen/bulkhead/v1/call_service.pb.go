@@ -655,7 +655,8 @@ type GetCallRequest struct {
 	CallId string                 `protobuf:"bytes,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	// From 0s to 60s. Absent: answer at once.
 	Wait *durationpb.Duration `protobuf:"bytes,2,opt,name=wait,proto3" json:"wait,omitempty"`
-	// With wait: answer when the call's revision is above this.
+	// With wait: answer when the call's revision is above this. Absent: answer at
+	// the first state other than DISPATCHING.
 	AfterRevision int32 `protobuf:"varint,3,opt,name=after_revision,json=afterRevision,proto3" json:"after_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
