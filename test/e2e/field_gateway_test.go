@@ -360,3 +360,46 @@ func TestFO121_ColonInTheLastSegment(t *testing.T) {
 	must(t, err)
 	wantState(t, still, pb.Call_CONSENT_REQUIRED)
 }
+
+// Names of members in another case are refused here and mean nothing there:
+// policy, consent, record and what is sent see one value.
+func TestFO070_MembersInAnotherCase(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "rest")
+	m, s := w.scripted(t, mcptest.Modern, `[{"name":"act","Name":"hidden","inputSchema":{"type":"object"},"InputSchema":{"type":"object","required":["x"]}}]`,
+		mcptest.JSON(`{"jsonrpc":"2.0","id":$ID,"Result":{"content":[{"type":"text","text":"other"}]},"result":{"resultType":"complete","content":[{"type":"text","text":"one"}]}}`))
+	if def := w.definitions("scripted", true)["act"]; def.GetQuarantine() == "" {
+		t.Errorf("the definition with two names is taken: %v", def)
+	}
+	m.On("tools/list", mcptest.Result(`{"resultType":"complete","tools":`+plainTool+`}`))
+	w.until("the definition is good", func() bool { return w.definitions("scripted", true)["act"].GetQuarantine() == "" })
+	w.review(s, nil, toolRule{name: "act", effect: "read"})
+	ses := w.session(w.alice)
+	w.tools(w.alice, ses)
+	w.wantNoTrace(t, func() {
+		for member, body := range map[string]string{
+			"Tool": `{"server":"scripted","tool":"act","Tool":"hidden"}`, "Arguments": `{"server":"scripted","tool":"act","arguments":{},"Arguments":{"x":1}}`,
+			"SERVER": `{"SERVER":"other","server":"scripted","tool":"act"}`, "request_ID": `{"server":"scripted","tool":"act","request_ID":"x"}`,
+		} {
+			code, got := w.raw("POST", "/v1/sessions/"+ses+"/calls", body, w.serviceKey, "Bulkhead-User", "alice")
+			if code != http.StatusBadRequest {
+				t.Errorf("%s: HTTP %d %s", body, code, got)
+				continue
+			}
+			wantField(t, restError(code, []byte(got)), member)
+		}
+	})
+	if n := m.Count("tools/call"); n != 0 {
+		t.Errorf("%d calls arrived", n)
+	}
+	call := w.propose(w.alice, ses, "scripted", "act", `{"a":1,"A":2}`)
+	wantSucceeded(t, call, "one")
+	if strings.Contains(string(call.GetResult().GetRaw()), "other") {
+		t.Errorf("the result %s", call.GetResult().GetRaw())
+	}
+	var p struct{ Arguments json.RawMessage }
+	must(t, json.Unmarshal(m.Seen("tools/call")[0].Params, &p))
+	if string(p.Arguments) != `{"A":2,"a":1}` || string(call.GetArguments().GetRaw()) != `{"A":2,"a":1}` {
+		t.Errorf("sent %s, shown %s", p.Arguments, call.GetArguments().GetRaw())
+	}
+}

@@ -347,3 +347,36 @@ func addressField(d protoreflect.MessageDescriptor, seen map[protoreflect.FullNa
 	}
 	return ""
 }
+
+// A cookie that a server sets is never another user's, another session's or
+// another server's.
+func TestFO051_CookiesDoNotCross(t *testing.T) {
+	both(t, func(t *testing.T, w *world) {
+		m, s := w.scripted(t, mcptest.Legacy, plainTool)
+		c := &counter{counts: map[string]int{}}
+		m.On("initialize", func(rw http.ResponseWriter, raw *http.Request, r *mcptest.Request) {
+			c.mu.Lock()
+			n := c.sessions + 1
+			c.mu.Unlock()
+			rw.Header().Add("Set-Cookie", fmt.Sprintf("route=session-%d; Path=/", n))
+			c.initialize(rw, raw, r)
+		})
+		m.On("tools/call", c.increment)
+		w.review(s, nil, toolRule{name: "act", effect: "read"})
+		for range 2 {
+			for _, u := range []*client{w.alice, w.bob} {
+				wantState(t, w.propose(u, w.session(u), "scripted", "act", obj{}), pb.Call_SUCCEEDED)
+			}
+		}
+		for _, r := range m.Seen("tools/call") {
+			if cookie := r.Header.Get("Cookie"); cookie != "" && cookie != "route="+r.Header.Get("Mcp-Session-Id") {
+				t.Errorf("the session %s sends the cookie %q", r.Header.Get("Mcp-Session-Id"), cookie)
+			}
+		}
+		for _, r := range m.Seen("initialize") {
+			if cookie := r.Header.Get("Cookie"); cookie != "" {
+				t.Errorf("a new session begins with the cookie %q", cookie)
+			}
+		}
+	})
+}
