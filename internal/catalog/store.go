@@ -97,8 +97,10 @@ func (v *view) fill(rows []seen, public string) {
 }
 
 // leaseTime is how long one replica may keep the others from listing. A list
-// that takes longer may be made twice; its generation decides which counts.
-const leaseTime = 10 * time.Second
+// that takes longer may be made twice; its generation decides which counts. It
+// is well below Options.Wait, so that the lease of a replica that died while it
+// listed does not use up the wait of those who come after it.
+const leaseTime = 4 * time.Second
 
 // errNotNow undoes a lease that is not to be used.
 var errNotNow = errors.New("catalog: no list is to be made now")
