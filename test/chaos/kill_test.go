@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"strings"
 	"testing"
 	"time"
 )
@@ -166,6 +167,48 @@ func TestKillDuringGrantedWrite(t *testing.T) {
 	}
 	if n := cal.arrivals(draft); n != 3 {
 		t.Errorf("%d arrivals, want 3", n)
+	}
+	w.settled()
+	w.consistent(b)
+}
+
+// TestKillWhileListing kills a server while it lists the definitions of the
+// calendar anew. Its successor lists them itself, and a write that waits for it
+// goes its way: nobody is told that the catalog is out of date.
+func TestKillWhileListing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	cal := startCalendar(t)
+	px := newProxy(t, cal)
+	a := w.start()
+	w.register(a, "calendar", px.url, policy{})
+	u := w.open(a, "alice")
+	w.watching(u)
+	c, err := u.propose(proposal{server: "calendar", tool: draft, args: draftArgs("Waiting"), wait: time.Millisecond})
+	w.must(err)
+	px.holdBack("tools/list")
+	cal.control("PUT", "tools/another", obj{"description": "It changes the list, not the tool."})
+	eventually(t, "the change to be known", func() bool {
+		return w.number(`SELECT count(*) FROM catalog_current WHERE invalidated > generation`) > 0
+	})
+	// Somebody looks until it is listed again; a change right after a list waits a moment.
+	looked := make(chan struct{})
+	go func() {
+		defer close(looked)
+		for !px.holding() && !strings.HasPrefix(u.tool(draft), "error") {
+			time.Sleep(50 * time.Millisecond)
+		}
+	}()
+	px.awaitHeld()
+	a.kill()
+	<-looked
+	px.release()
+	w.presumeDead(a)
+	b := w.start()
+	u = u.at(b)
+	w.must(w.decide(b, c, "APPROVE"))
+	if got := w.awaitState(u, c.CallID, "SUCCEEDED", "DENIED", "FAILED", "UNCERTAIN"); got.State != "SUCCEEDED" {
+		t.Errorf("the write that was approved meanwhile: %v", got)
 	}
 	w.settled()
 	w.consistent(b)
