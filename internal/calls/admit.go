@@ -161,13 +161,16 @@ func (s *Service) admit(ctx context.Context, pl *plan, last bool) (*execution, e
 		return e, err
 	}
 	e := s.newExecution(pl)
+	// From here on the caller may go away: a commit must not be cut in the middle.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), admitTime)
+	defer cancel()
 	err := s.deps.DB.InTx(ctx, pl.principal.Tenant, func(ctx context.Context, tx tenant.Tx) error {
 		return s.admitTx(ctx, tx, pl, e, last)
 	})
 	switch {
 	case errors.As(err, new(*overBudget)):
 		return nil, s.storeOverBudget(ctx, pl)
-	case err != nil:
+	case err != nil && !s.committed(ctx, pl.call, err):
 		return nil, err
 	}
 	pl.call.Recorded = true
@@ -181,6 +184,27 @@ func (s *Service) admit(ctx context.Context, pl *plan, last bool) (*execution, e
 	}
 	s.start(e)
 	return e, nil
+}
+
+// admitTime bounds an admission, waiting for locks included.
+const admitTime = 20 * time.Second
+
+// committed reports whether a dispatch took place although its commit gave no
+// clear answer. If it did, this replica must go on with it: nobody else knows that
+// nothing has been sent. The send window holds all the same.
+func (s *Service) committed(ctx context.Context, c *Call, err error) bool {
+	switch fault.KindOf(err) {
+	case fault.Unavailable, fault.Deadline, fault.Canceled:
+	default:
+		return false
+	}
+	if c.State != Dispatching {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	got, err := s.load(ctx, c.Tenant, c.ID)
+	return err == nil && got.State == Dispatching && got.Epoch == c.Epoch && got.Attempt == c.Attempt
 }
 
 // overBudget undoes an admission that would exceed the session's calls.

@@ -190,7 +190,7 @@ func (e *execution) redispatch(o outcome) error {
 		}
 		return e.s.enterDispatch(ctx, tx, &cur, e, e.actor, updateDispatch)
 	})
-	if err != nil {
+	if err != nil && !(cur.Attempt > e.snapshot().Attempt && e.s.committed(ctx, &cur, err)) {
 		return err
 	}
 	cur.Revision++

@@ -122,7 +122,7 @@ func TestRequestID_AcrossReplicasTheFirstCommitCounts(t *testing.T) {
 	w := newWorld(t)
 	one, two := w.node(quick()), w.node(quick())
 	sc := w.scene(one)
-	g := newGate()
+	g := newGate(t)
 	w.sender.answer(g.script(okAnswer))
 	type got struct {
 		c   *Call
@@ -148,7 +148,7 @@ func TestRequestID_AcrossReplicasTheFirstCommitCounts(t *testing.T) {
 	if c := sc.propose("write", func(r *Proposal) { r.RequestID = "two" }); c.State != Succeeded {
 		t.Fatal(c.State)
 	}
-	close(g.open)
+	g.release()
 	ids := map[string]int{}
 	refused := 0
 	for range 3 {

@@ -49,7 +49,7 @@ func TestReaper_WhatBecomesOfTheCallsOfADeadReplica(t *testing.T) {
 			w := newWorld(t)
 			a, b := w.node(quick()), w.node(quick())
 			sc := w.scene(a)
-			g := newGate()
+			g := newGate(t)
 			first := g.script(okAnswer)
 			w.sender.answer(func(ctx ctx, s sent, n int) (response, error) {
 				switch {
@@ -85,7 +85,7 @@ func TestReaper_WhatBecomesOfTheCallsOfADeadReplica(t *testing.T) {
 				}
 			}
 			// The dead one was only paused: its answer comes now.
-			close(g.open)
+			g.release()
 			w.eventually(func() bool { return w.count(`SELECT count(*) FROM attempts WHERE evidence IS NOT NULL`) == 1 },
 				func() string { return "the late answer was not kept" })
 			late := sc.on(b).get(call.ID)
@@ -147,7 +147,7 @@ func TestReaper_TakesWhatItsOwnReplicaLost(t *testing.T) {
 		t.Fatalf("%s", got.State)
 	}
 	// What it does execute, for however long, is left alone.
-	g := newGate()
+	g := newGate(t)
 	w.sender.answer(g.script(okAnswer))
 	c = sc.propose("write", func(r *Proposal) { r.Wait = 0 })
 	<-g.arrived
@@ -158,7 +158,7 @@ func TestReaper_TakesWhatItsOwnReplicaLost(t *testing.T) {
 	if got := sc.get(c.ID); got.State != Dispatching {
 		t.Fatalf("%s", got.State)
 	}
-	close(g.open)
+	g.release()
 	sc.until(c.ID, Succeeded)
 }
 
@@ -168,7 +168,7 @@ func TestReaper_OneOfManyTakesIt(t *testing.T) {
 	w := newWorld(t)
 	a, b, c := w.node(quick()), w.node(quick()), w.node(quick())
 	sc := w.scene(a)
-	g := newGate()
+	g := newGate(t)
 	w.sender.answer(func(ctx ctx, s sent, n int) (response, error) {
 		if n == 1 {
 			return g.script(okAnswer)(ctx, s, n)
@@ -202,7 +202,7 @@ func TestReaper_OneOfManyTakesIt(t *testing.T) {
 	if n := w.sender.count("read_retry"); n != 16 {
 		t.Errorf("%d sends for 8 calls and one retry of each", n)
 	}
-	close(g.open)
+	g.release()
 }
 
 // A living replica that took a call first keeps it, although another one saw it
@@ -212,7 +212,7 @@ func TestFence_OnlyAgainstTheDead(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.node(quick()), w.node(quick())
 	sc := w.scene(a)
-	g := newGate()
+	g := newGate(t)
 	w.sender.answer(g.script(okAnswer))
 	c := sc.propose("read_retry", func(r *Proposal) { r.Wait = 0 })
 	<-g.arrived
@@ -222,7 +222,7 @@ func TestFence_OnlyAgainstTheDead(t *testing.T) {
 	if got := sc.get(c.ID); got.Epoch != epochOf(a) {
 		t.Fatalf("%+v", got)
 	}
-	close(g.open)
+	g.release()
 	sc.until(c.ID, Succeeded)
 }
 
@@ -372,7 +372,7 @@ func TestRun_KeepsAliveAndRecovers(t *testing.T) {
 	cfg.Heartbeat = 10 * time.Millisecond
 	a, b := w.node(quick()), w.node(cfg)
 	sc := w.scene(a)
-	g := newGate()
+	g := newGate(t)
 	w.sender.answer(g.script(okAnswer))
 	c := sc.propose("write", func(r *Proposal) { r.Wait = 0 })
 	<-g.arrived
@@ -388,7 +388,7 @@ func TestRun_KeepsAliveAndRecovers(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	close(g.open)
+	g.release()
 }
 
 func TestStop(t *testing.T) {
@@ -396,7 +396,7 @@ func TestStop(t *testing.T) {
 	w := newWorld(t)
 	n := w.node(quick())
 	sc := w.scene(n)
-	g := newGate()
+	g := newGate(t)
 	w.sender.answer(func(ctx ctx, s sent, k int) (response, error) {
 		if s.args == `{"finishes":true}` {
 			return g.script(okAnswer)(ctx, s, k)
@@ -421,7 +421,7 @@ func TestStop(t *testing.T) {
 	if c := <-waiting; c.State != Dispatching { // draining answers waits early
 		t.Errorf("%s", c.State)
 	}
-	close(g.open) // within the grace
+	g.release() // within the grace
 	other := sc.on(w.node(quick()))
 	other.until(finishing.ID, Succeeded)
 	cancel() // the grace is over

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"slices"
 	"sync"
+	"testing"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
 )
@@ -116,9 +117,17 @@ func hang(ctx context.Context, _ sent, _ int) (sessions.Response, error) {
 type gate struct {
 	arrived chan sent
 	open    chan struct{}
+	once    sync.Once
 }
 
-func newGate() *gate { return &gate{arrived: make(chan sent, 64), open: make(chan struct{})} }
+// newGate returns a closed gate, which opens at the latest when the test ends.
+func newGate(t testing.TB) *gate {
+	g := &gate{arrived: make(chan sent, 64), open: make(chan struct{})}
+	t.Cleanup(g.release)
+	return g
+}
+
+func (g *gate) release() { g.once.Do(func() { close(g.open) }) }
 
 func (g *gate) script(then func(ctx context.Context, s sent, n int) (sessions.Response, error)) func(context.Context, sent, int) (sessions.Response, error) {
 	return func(ctx context.Context, s sent, n int) (sessions.Response, error) {

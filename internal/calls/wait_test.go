@@ -14,7 +14,7 @@ func TestWait_EndingEarlyRecordsAPlainReadAndItsEndUpdatesIt(t *testing.T) {
 	w := newWorld(t)
 	one, two := w.node(quick()), w.node(quick())
 	sc := w.scene(one)
-	g := newGate()
+	g := newGate(t)
 	w.sender.answer(g.script(okAnswer))
 	c := sc.propose("read", func(r *Proposal) { r.Wait = 0; r.RequestID = "x" })
 	if c.State != Dispatching || !c.Recorded {
@@ -36,7 +36,7 @@ func TestWait_EndingEarlyRecordsAPlainReadAndItsEndUpdatesIt(t *testing.T) {
 		}
 		done <- c
 	}()
-	close(g.open)
+	g.release()
 	if got := <-done; got.State != Succeeded || got.Revision <= c.Revision || got.Attempts[0].Phase != Answered {
 		t.Fatalf("%+v", got)
 	}
@@ -74,7 +74,7 @@ func TestWait_TheCallersGoingAwayDoesNotCancel(t *testing.T) {
 	w := newWorld(t)
 	sc := w.scene(w.node(quick()))
 	for _, tool := range []string{"read", "write"} {
-		g := newGate()
+		g := newGate(t)
 		w.sender.answer(g.script(okAnswer))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan *Call)
@@ -91,7 +91,7 @@ func TestWait_TheCallersGoingAwayDoesNotCancel(t *testing.T) {
 		if c.State != Dispatching || !c.Recorded {
 			t.Fatalf("%s: %+v", tool, c)
 		}
-		close(g.open)
+		g.release()
 		sc.until(c.ID, Succeeded)
 	}
 }
@@ -112,14 +112,14 @@ func TestWait_SemanticsOfGet(t *testing.T) {
 		t.Fatalf("%+v %v", got, err)
 	}
 	// Every change of revision ends a wait.
-	g := newGate()
+	g := newGate(t)
 	w.sender.answer(g.script(okAnswer))
 	for _, step := range []struct {
 		do   func()
 		want State
 	}{
 		{func() { sc.decide(c, true); <-g.arrived }, Dispatching},
-		{func() { close(g.open) }, Succeeded},
+		{func() { g.release() }, Succeeded},
 	} {
 		got := make(chan *Call)
 		after := c.Revision

@@ -48,7 +48,7 @@ func (s *Service) tryWaiting(ctx context.Context, t tenant.ID, id string, last b
 	err = s.deps.DB.InTx(ctx, t, func(ctx context.Context, tx tenant.Tx) error {
 		return s.dispatchTx(ctx, tx, &cur, e, last)
 	})
-	if err != nil || cur.State != Dispatching {
+	if err != nil && !s.committed(ctx, &cur, err) || cur.State != Dispatching {
 		return err // errLost: somebody else had it
 	}
 	cur.Revision++
