@@ -228,6 +228,7 @@ var usesAllowed = map[string]string{
 	"internal/postgres/pgtest/pgtest.go os.Getenv":           "reads BULKHEAD_TEST_DATABASE_URL, a setting of the tests that the product does not know",
 	"internal/postgres/embedded/embedded_test.go os.Getenv":  "the test binary runs itself as the parent that is killed, told so by a variable",
 	"internal/postgres/embedded/embedded_test.go os.Environ": "and hands its environment on",
+	"internal/calls/interleave_test.go os.Getenv":            "takes the seed and the length of a random run, to repeat one",
 	"internal/sessions/main_test.go os.Getenv":               "the test binary runs itself as a server on stdio, told so by a variable",
 	"internal/sessions/stdio_test.go os.Getenv":              "hands the PATH to the host that the test kills",
 	"internal/sessions/child_test.go os.Getenv":              "is that server, set up by variables",
