@@ -75,9 +75,23 @@ func (p *Pool) failed(k Key, err error) {
 		pa = &pause{next: p.limits.Backoff}
 		p.pauses[reg] = pa
 	}
-	pa.until = time.Now().Add(max(jitter(pa.next), f.RetryAfter))
-	pa.next = min(2*pa.next, p.limits.MaxBackoff)
+	now := time.Now()
 	pa.err = f
+	if now.Before(pa.until) {
+		// Attempts begin outside of pauses only: this one ran beside the one that
+		// began the pause, and many users' attempts are one outage.
+		pa.until = later(pa.until, now.Add(f.RetryAfter))
+		return
+	}
+	pa.until = now.Add(max(jitter(pa.next), f.RetryAfter))
+	pa.next = min(2*pa.next, p.limits.MaxBackoff)
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 func (p *Pool) era(k Key) eraNote {
