@@ -207,7 +207,7 @@ func TestDecide_NoContractDeniesAtTheFirstCheck(t *testing.T) {
 }
 
 // FO-096: there is no other door to a tool: no alias, qualified or folded name.
-func TestDecide_FO096(t *testing.T) {
+func TestFO096_NoOtherDoorToATool(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"calendar__look", "calendar.look", "calendar/look", "mcp__calendar__look", "LOOK", "look ", " look", "look\x00",
 		"lооk" /* Cyrillic */, "", "tools/call"} {
@@ -221,7 +221,7 @@ func TestDecide_FO096(t *testing.T) {
 
 // FO-097: what no rule names is denied, also when the server offers it; there is
 // no default that allows.
-func TestDecide_FO097(t *testing.T) {
+func TestFO097_NothingIsAllowedByDefault(t *testing.T) {
 	t.Parallel()
 	in := good(t, "drop", `{}`)
 	if d := Decide(in); d.Outcome != Deny || d.FirstFailed != CheckDefinition {
@@ -236,7 +236,7 @@ func TestDecide_FO097(t *testing.T) {
 
 // FO-098: what a server says of its own tools never enters a decision; the
 // contract's effect does, and a finding does not change it.
-func TestDecide_FO098(t *testing.T) {
+func TestFO098_HintsOfTheServerGrantNothing(t *testing.T) {
 	t.Parallel()
 	in := good(t, "erase", `{}`)
 	in.Definition.Findings = []string{"readOnlyHint is true"}

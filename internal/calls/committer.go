@@ -84,55 +84,62 @@ func (k *committer) loop(t tenant.ID) {
 	}
 }
 
-// record commits the group, or each member alone when the group fails: one bad
-// member must not cost the others their record.
+// record commits the group in one round trip. When that fails each member is
+// committed alone, which also tells whose request id is taken: one bad member
+// must not cost the others their record.
 func (k *committer) record(t tenant.ID, group []*member) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	err := k.tx(ctx, t, group)
+	err := k.together(ctx, t, group)
 	for _, m := range group {
-		if err != nil && len(group) > 1 {
-			m.done <- k.tx(ctx, t, []*member{m})
+		if err != nil {
+			m.done <- k.alone(ctx, t, m)
 			continue
 		}
-		m.done <- err
+		m.done <- nil
 	}
 }
 
-func (k *committer) tx(ctx context.Context, t tenant.ID, group []*member) error {
-	return k.s.deps.DB.InTx(ctx, t, func(ctx context.Context, tx tenant.Tx) error {
-		calls := &pgx.Batch{}
-		for _, m := range group {
-			args, err := insertArgs(m.call)
-			if err != nil {
-				return err
-			}
-			calls.Queue(insertSQL, args...)
-		}
-		results := tx.SendBatch(ctx, calls)
-		for _, m := range group {
-			tag, err := results.Exec()
-			if err != nil {
-				return errors.Join(err, results.Close())
-			}
-			m.repeated = tag.RowsAffected() == 0
-		}
-		if err := results.Close(); err != nil {
+// together records the group in one round trip. A call whose request id is taken
+// is not inserted, its attempt then belongs to no call, and all of it fails.
+func (k *committer) together(ctx context.Context, t tenant.ID, group []*member) error {
+	rows := make([][]any, len(group))
+	for i, m := range group {
+		var err error
+		if rows[i], err = insertArgs(m.call); err != nil {
 			return err
 		}
-		return tx.SendBatch(ctx, k.rest(t, group)).Close()
+	}
+	return k.s.deps.DB.Write(ctx, t, func(b *pgx.Batch) {
+		for _, args := range rows {
+			b.Queue(insertSQL, args...)
+		}
+		queueRest(b, t, group)
 	})
 }
 
-// rest queues what goes with the calls that were inserted.
-func (k *committer) rest(t tenant.ID, group []*member) *pgx.Batch {
-	b := &pgx.Batch{}
+// alone records one member, or learns that its request id is taken.
+func (k *committer) alone(ctx context.Context, t tenant.ID, m *member) error {
+	return k.s.deps.DB.InTx(ctx, t, func(ctx context.Context, tx tenant.Tx) error {
+		err := insert(ctx, tx, m.call)
+		if m.repeated = errors.Is(err, errRepeated); m.repeated {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		b := &pgx.Batch{}
+		queueRest(b, t, []*member{m})
+		return tx.SendBatch(ctx, b).Close()
+	})
+}
+
+// queueRest queues what goes with the calls: attempts, audit entries and the
+// sessions' counts.
+func queueRest(b *pgx.Batch, t tenant.ID, group []*member) {
 	counts := map[string]int{}
 	var order []string
 	for _, m := range group {
-		if m.repeated {
-			continue
-		}
 		for _, a := range m.call.Attempts {
 			b.Queue(insertAttemptSQL, attemptArgs(m.call, a)...)
 		}
@@ -146,7 +153,6 @@ func (k *committer) rest(t tenant.ID, group []*member) *pgx.Batch {
 	for _, id := range order {
 		sessions.QueueCount(b, t, id, counts[id])
 	}
-	return b
 }
 
 // finishPlain records a read with its outcome, in one commit.

@@ -150,7 +150,6 @@ func TestStatusQuery(t *testing.T) {
 		}
 	}
 	// What was not there yet may come to be seen.
-	c = sc.get(c.ID)
 	result = `{"found":false}`
 	c = sc.propose("write_query")
 	result = `{"found":true,"id":"late"}`

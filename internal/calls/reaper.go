@@ -224,7 +224,7 @@ func (s *Service) obeyCancels(ctx context.Context) error {
 	}
 	for _, f := range fs {
 		s.mu.Lock()
-		e := s.live[callKey{f.tenant, f.id}]
+		e := s.live[callKey(f)]
 		s.mu.Unlock()
 		if e != nil {
 			e.cancel()

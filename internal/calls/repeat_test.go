@@ -14,7 +14,7 @@ import (
 
 // FO-113: the same key and the same request, in whatever order of members, is the
 // same call; another request under the key is refused with what differs.
-func TestRequestID_FO113(t *testing.T) {
+func TestFO113_SameKeyOtherRequest(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	sc := w.scene(w.node(quick()))

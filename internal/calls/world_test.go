@@ -182,12 +182,12 @@ func (f finder) Contracted(context.Context, tenant.ID, int) ([]sessions.ServerRe
 // scene is a tenant with one server under contract and an open session.
 type scene struct {
 	*node
-	w                            *world
-	t                            testing.TB
-	admin, alice, approver, user tenant.Principal
-	server                       catalog.Server
-	contract                     authz.Record
-	session                      *sessions.Session
+	w                      *world
+	t                      testing.TB
+	admin, alice, approver tenant.Principal
+	server                 catalog.Server
+	contract               authz.Record
+	session                *sessions.Session
 }
 
 func (w *world) key(admin tenant.Principal, spec tenant.KeySpec, who tenant.OnBehalf) tenant.Principal {
