@@ -23,7 +23,7 @@ func TestFO091_FailuresOfOneMomentCountOnce(t *testing.T) {
 		if d := left(); d < time.Second || d > 1500*time.Millisecond {
 			t.Errorf("after 200 failures at once the pause is %s", d)
 		}
-		time.Sleep(left()) // virtual
+		<-time.After(left()) // virtual time
 		p.failed(k, down)
 		if d := left(); d < 2*time.Second || d > 3*time.Second {
 			t.Errorf("after the second failure the pause is %s", d)
