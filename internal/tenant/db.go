@@ -169,8 +169,20 @@ func inTx(ctx context.Context, conn *pgxpool.Conn, opts pgx.TxOptions, fn func(p
 // callbacks, in order; the first error ends it. A callback that finds no row
 // returns its own error.
 func (d *DB) Read(ctx context.Context, t ID, fn func(b *pgx.Batch)) error {
+	return d.batch(ctx, t, fn)
+}
+
+// Write runs the statements that fn queues for one tenant in a single round
+// trip, as one implicit transaction: all of them count, or none. They are
+// committed before a result is read, so that no callback can undo them; what
+// must not be written has to make one of the statements fail.
+func (d *DB) Write(ctx context.Context, t ID, fn func(b *pgx.Batch)) error {
+	return d.batch(ctx, t, fn)
+}
+
+func (d *DB) batch(ctx context.Context, t ID, fn func(b *pgx.Batch)) error {
 	if t.IsZero() {
-		return errors.New("tenant: a read without a tenant")
+		return errors.New("tenant: a batch without a tenant")
 	}
 	b := &pgx.Batch{}
 	b.Queue(setTenant, t.value)
