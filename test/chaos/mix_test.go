@@ -24,6 +24,7 @@ type mix struct {
 
 	server atomic.Pointer[process]
 	writes atomic.Int64 // numbers the writes; each has an hour of its own
+	begun  atomic.Int64 // requests that were begun
 
 	mu    sync.Mutex
 	made  []*mixed
@@ -85,6 +86,7 @@ func (m *mix) choose(u user, r *rand.Rand, i int) *mixed {
 // this test is about; the database tells later what came of them.
 func (m *mix) carry(c *mixed, r *rand.Rand) error {
 	s := m.server.Load()
+	m.begun.Add(1)
 	got, err := c.user.at(s).propose(c.p)
 	if err != nil {
 		return err
@@ -122,7 +124,10 @@ func TestKillAtRandomMoments(t *testing.T) {
 	}
 	r := rand.New(rand.NewPCG(mixSeed, 1000))
 	for i := range mixKills {
-		pause(t, time.Duration(20+r.IntN(400))*time.Millisecond)
+		// At a random moment after a random number of further requests.
+		enough := m.begun.Load() + 1 + r.Int64N(3*mixCallers)
+		eventually(t, "the load to go on", func() bool { return m.begun.Load() >= enough })
+		pause(t, time.Duration(r.IntN(60))*time.Millisecond)
 		p.kill()
 		m.gate.Lock()
 		w.presumeDead(p)
