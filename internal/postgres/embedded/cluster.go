@@ -266,14 +266,17 @@ func (c cluster) serverArgs(socketDir string) []string {
 // makeSocketDir makes a fresh, short directory for the socket (its path is
 // bound to 107 bytes) and removes the one a killed run left behind.
 func (c cluster) makeSocketDir() (string, error) {
-	if old, err := os.ReadFile(c.socketRef()); err == nil && strings.HasPrefix(string(old), socketPrefix) {
-		os.RemoveAll(filepath.Clean(string(old)))
+	if raw, err := os.ReadFile(c.socketRef()); err == nil {
+		// Only a directory of ours directly in /tmp, whatever the file says.
+		if old := filepath.Clean(string(raw)); strings.HasPrefix(old, socketPrefix) && filepath.Dir(old) == filepath.Dir(socketPrefix) {
+			os.RemoveAll(old)
+		}
 	}
 	dir, err := os.MkdirTemp("/tmp", filepath.Base(socketPrefix)+"*")
 	if err != nil {
 		return "", fmt.Errorf("socket directory: %w", err)
 	}
-	if err := c.own(dir); err == nil {
+	if err = c.own(dir); err == nil {
 		err = os.WriteFile(c.socketRef(), []byte(dir), 0o600)
 	}
 	if err != nil {
