@@ -406,3 +406,51 @@ func TestList_PagesAndFilters(t *testing.T) {
 		t.Errorf("other session %v", got)
 	}
 }
+
+// One list that changed two definitions meets a session that closes: both void
+// the same grants and consents, in different orders, and neither is undone.
+func TestVoid_VoidersOfATenantDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for range 2 {
+		a := w.ask(RuleSession, "WRITE")
+		if _, err := w.svc.Decide(t.Context(), w.boss, a.ConsentID, Decision{Approve: true}); err != nil {
+			t.Fatal(err)
+		}
+		// The second pair is of another definition, and the first one's consent stays.
+		w.exec(`UPDATE grants SET name = name || '2' WHERE name = 'put2'`)
+		w.exec(`UPDATE grants SET name = name || '2' WHERE name = 'put'`)
+		w.exec(`UPDATE consents SET name = name || '2' WHERE name = 'put2'`)
+		w.exec(`UPDATE consents SET name = name || '2' WHERE name = 'put'`)
+	}
+	closed := make(chan error, 1)
+	void := func(ctx context.Context, tx tenant.Tx, name string) error {
+		return w.svc.VoidDefinition(ctx, tx, "srv", nil, "TOOL", name, "doc-1:sha256:d", "changed")
+	}
+	err := w.tx(func(ctx context.Context, tx tenant.Tx) error {
+		if err := void(ctx, tx, "put2"); err != nil {
+			return err
+		}
+		go func() {
+			closed <- w.db.InTx(context.Background(), w.tenant, func(ctx context.Context, tx tenant.Tx) error {
+				return w.svc.VoidSession(ctx, tx, w.session, "closed")
+			})
+		}()
+		for w.text(`SELECT count(*)::text FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) == "0" {
+			if len(closed) > 0 {
+				return <-closed
+			}
+			time.Sleep(time.Millisecond)
+		}
+		return void(ctx, tx, "put22")
+	})
+	if err != nil {
+		t.Errorf("the list: %v", err)
+	}
+	if err := <-closed; err != nil {
+		t.Errorf("the close: %v", err)
+	}
+	if n := w.text(`SELECT count(*)::text FROM grants WHERE state = 'VOID'`); n != "2" || len(w.calls.ended) != 2 {
+		t.Errorf("%s grants, %d consents", n, len(w.calls.ended))
+	}
+}
