@@ -163,23 +163,36 @@ func (w *world) listCases(ctx context.Context) ([]bench, error) {
 		name, url string
 		tools     int
 	}{{hundredServer, w.hundredURL, 100}, {thousandServer, w.thousandURL, 1000}} {
-		users, err := w.users(ctx, s.name, w.tenants[:1], 1, s.name)
+		users, err := w.users(ctx, s.name, w.tenants, len(w.tenants), s.name)
 		if err != nil {
 			return nil, err
 		}
-		if err := w.countTools(ctx, users[0], s.tools); err != nil {
-			return nil, err
+		for _, u := range users {
+			if err := w.countTools(ctx, u, s.tools); err != nil {
+				return nil, err
+			}
 		}
-		rest := target{name: overREST, own: w.server, upstream: w.named(s.name), open: func(_ context.Context, n int) ([]caller, func(), error) {
-			return wires(n, func(i int) (*wire, error) {
+		rest := target{name: overREST, own: w.server, upstream: w.named(s.name), open: func(context.Context, int) ([]caller, func(), error) {
+			cs, done, err := wires(len(users), func(i int) (*wire, error) {
 				return dial(w.url, "GET", "/v1/sessions/"+users[i].session+"/tools", bearer(users[i]), "", `"modelName"`)
 			})
+			return []caller{inTurn(cs)}, done, err
 		}}
 		out = append(out, bench{name: caseList + " " + strconv.Itoa(s.tools), callers: 1, targets: []target{
 			mcpTarget(direct, nil, w.named(s.name), strings.TrimSuffix(s.url, "/mcp"), "tools/list", "", "", `"inputSchema"`), rest,
 		}})
 	}
 	return out, nil
+}
+
+// inTurn is one caller for a user of each tenant, because it may be faster than
+// one tenant is allowed to be.
+func inTurn(cs []caller) caller {
+	turn := 0
+	return func(ctx context.Context) error {
+		turn++
+		return cs[turn%len(cs)](ctx)
+	}
 }
 
 // countTools makes sure that the list is whole before its time is taken.

@@ -308,12 +308,9 @@ func (w *world) prepare(ctx context.Context, tenants int) error {
 	}
 	w.idleGoroutines = m["go_goroutines"]
 	for i := range tenants {
-		servers := []load.Server{{Name: load.ReadServer, URL: w.upstreamURL}}
-		if i == 0 {
-			servers = append(servers, load.Server{Name: largeServer, URL: w.largeURL},
-				load.Server{Name: hundredServer, URL: w.hundredURL}, load.Server{Name: thousandServer, URL: w.thousandURL})
-		}
-		t, err := c.Prepare(ctx, w.operatorKey, fmt.Sprintf("bench %d", i+1), servers...)
+		t, err := c.Prepare(ctx, w.operatorKey, fmt.Sprintf("bench %d", i+1),
+			load.Server{Name: load.ReadServer, URL: w.upstreamURL}, load.Server{Name: largeServer, URL: w.largeURL},
+			load.Server{Name: hundredServer, URL: w.hundredURL}, load.Server{Name: thousandServer, URL: w.thousandURL})
 		if err != nil {
 			return err
 		}
