@@ -93,6 +93,7 @@ type changeQueue struct {
 
 	mu     sync.Mutex
 	joined map[changedServer]bool // at most one for each registered server
+	met    map[changedServer]bool // servers that this process has connected to; at most maxMet
 	wake   chan struct{}
 }
 
@@ -101,11 +102,14 @@ type changedServer struct {
 	server string
 }
 
-const maxQueuedChanges = 4096
+const (
+	maxQueuedChanges = 4096
+	maxMet           = 10_000
+)
 
 func newChangeQueue(c *catalog.Service, log *slog.Logger) *changeQueue {
 	return &changeQueue{catalog: c, log: log, queue: make(chan catalog.Change, maxQueuedChanges),
-		joined: map[changedServer]bool{}, wake: make(chan struct{}, 1)}
+		joined: map[changedServer]bool{}, met: map[changedServer]bool{}, wake: make(chan struct{}, 1)}
 }
 
 const changeReason = "the server announced a change or was reconnected"
@@ -114,6 +118,9 @@ func (q *changeQueue) heard(c sessions.Change) {
 	k := c.Key
 	ch := catalog.Change{Tenant: k.Tenant, ServerID: k.Server, Kind: c.Kind, Reason: changeReason,
 		Context: &catalog.Context{Tenant: k.Tenant, Subject: k.Subject, Session: k.Session, Account: k.AccountVersion}}
+	// A further user's new connection says nothing against a list that others
+	// watch; the first one after a start does.
+	ch.Own = c.Connected && !q.meet(changedServer{k.Tenant, k.Server})
 	select {
 	case q.queue <- ch:
 		return
@@ -126,6 +133,20 @@ func (q *changeQueue) heard(c sessions.Change) {
 	case q.wake <- struct{}{}:
 	default:
 	}
+}
+
+// meet reports whether this is the first connection to the server.
+func (q *changeQueue) meet(s changedServer) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.met[s] {
+		return false
+	}
+	if len(q.met) >= maxMet {
+		clear(q.met)
+	}
+	q.met[s] = true
+	return true
 }
 
 func (q *changeQueue) run(ctx context.Context) error {

@@ -69,8 +69,9 @@ func (s *Service) Current(ctx context.Context, v Server, c Context, kind Kind, m
 		if got.fresh {
 			return s.revision(ctx, w, got, "")
 		}
-		// More than one list is for marks that came during the one before.
-		if cause != nil || got.retry > 0 || round == 3 {
+		// More than one list is for marks that came during the one before: while
+		// users connect, each of them may bring one.
+		if cause != nil || got.retry > 0 || round == maxRounds {
 			return s.lastGood(ctx, w, got, cause)
 		}
 		if cause = s.await(ctx, w, false); cause != nil && errors.Is(ctx.Err(), context.Canceled) {
@@ -78,6 +79,9 @@ func (s *Service) Current(ctx context.Context, v Server, c Context, kind Kind, m
 		}
 	}
 }
+
+// maxRounds bounds the lists that one call of Current asks for.
+const maxRounds = 8
 
 // wish is a request for a slot.
 type wish struct {

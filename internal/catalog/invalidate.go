@@ -17,6 +17,9 @@ type Change struct {
 	Context *Context
 	// Kind is empty when anything may have changed.
 	Kind Kind
+	// Own spares the list that is shared by all users of the tenant: it is known
+	// to be watched by others.
+	Own bool
 	// Reason is for people: "the server announced a change", "reconnected".
 	Reason string
 }
@@ -92,7 +95,11 @@ func (s *Service) Invalidate(ctx context.Context, c Change) error {
 		return nil
 	}
 	name := c.Context.name(s.o.Declared)
-	err := s.mark(ctx, c.Tenant, c.ServerID, []string{name, publicName(s.o.Declared)}, due, c.Reason)
+	names := []string{name, publicName(s.o.Declared)}
+	if c.Own {
+		names = names[:1]
+	}
+	err := s.mark(ctx, c.Tenant, c.ServerID, names, due, c.Reason)
 	if err != nil {
 		s.keepPending(c.Tenant, c.ServerID, name, due)
 	}

@@ -237,8 +237,11 @@ type Credentials interface {
 }
 
 // Change is told to the function given to Pool.OnChange. An empty Kind means
-// that anything may have changed: a stream opened, broke or was lost.
+// that anything may have changed: a stream broke, opened late or was lost.
 type Change struct {
 	Key  Key
 	Kind string
+	// Connected says that a connection to the server was made and that nothing was
+	// listed on it yet: only what was listed before may be out of date.
+	Connected bool
 }

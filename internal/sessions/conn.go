@@ -29,7 +29,10 @@ type conn struct {
 	announced    map[string]bool // kinds of list whose changes are announced
 	negotiation  time.Duration
 	opened       time.Time
-	refusal      reply // the HTTP answer that ended the negotiation, if one did
+	// watchTried is closed once the first attempt to watch is open or has failed;
+	// nil where nothing is watched.
+	watchTried chan struct{}
+	refusal    reply // the HTTP answer that ended the negotiation, if one did
 
 	placed bool // it was given out by the pool; guarded by the pool's mutex
 
@@ -40,6 +43,7 @@ type conn struct {
 	ended      bool
 	closing    bool
 	watchOpen  bool
+	listed     bool // a list began before the stream of changes was open
 	stopWatch  context.CancelFunc
 	told       time.Time       // when the last change was reported
 	untold     map[string]bool // changes that wait for the next report
@@ -90,12 +94,52 @@ func (c *conn) over() bool {
 	return c.ended
 }
 
+// watchFirst is how long a first list waits for the stream of changes.
+const watchFirst = time.Second
+
+// afterWatch waits until the stream of changes is open, so that nothing changes
+// unseen between a list and the stream. A list that does not wait for it is
+// noted: the stream's opening is then a gap.
+func (c *conn) afterWatch(ctx context.Context) {
+	if c.watchTried == nil {
+		return
+	}
+	t := time.NewTimer(watchFirst)
+	defer t.Stop()
+	select {
+	case <-c.watchTried:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.watchOpen {
+		c.listed = true
+	}
+}
+
+// watchOpened notes that the stream of changes is open, and reports a gap if
+// lists were made before.
+func (c *conn) watchOpened(tried func()) {
+	c.mu.Lock()
+	c.watchOpen = true
+	gap := c.listed
+	c.mu.Unlock()
+	tried()
+	if gap {
+		c.changed("")
+	}
+}
+
 func (c *conn) setWatching(open bool) (was bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	was, c.watchOpen = c.watchOpen, open
 	return was
 }
+
+// connected is the kind under which a new connection is reported.
+const connected = "\x00connected"
 
 // changed reports a change at once when none was reported lately, and otherwise
 // together with all others when the time has come.
@@ -131,7 +175,11 @@ func (c *conn) tell() {
 		kinds = map[string]bool{"": true}
 	}
 	for kind := range kinds {
-		c.pool.tell(Change{Key: c.key, Kind: kind})
+		ch := Change{Key: c.key, Kind: kind}
+		if kind == connected {
+			ch = Change{Key: c.key, Connected: true}
+		}
+		c.pool.tell(ch)
 	}
 }
 

@@ -30,6 +30,7 @@ func (c *conn) list(ctx context.Context, kind string) (Listing, error) {
 	if !declared && kind != KindTool {
 		return out, nil
 	}
+	c.afterWatch(ctx)
 	what := lists[kind]
 	var cursor []byte
 	seen := map[string]bool{}

@@ -301,6 +301,9 @@ func (p *Pool) open(s *slot, k Key, t Target) {
 		p.remember(c, StateFailed, publicText(err))
 	} else {
 		s.c, c.placed = c, true
+		if c.announces() {
+			c.watchTried = make(chan struct{}) // before anybody can list
+		}
 		delete(p.pauses, registrationOf(k))
 	}
 	p.mu.Unlock()
@@ -347,9 +350,15 @@ func (p *Pool) connect(ctx context.Context, k Key, t Target) (*conn, error) {
 	return c, err
 }
 
+// announces reports whether there is a stream of changes to watch. A legacy
+// server on stdio announces them on the pipe that everything else uses.
+func (c *conn) announces() bool {
+	return len(c.announced) > 0 && !(c.target.Transport == TransportStdio && c.era == EraLegacy)
+}
+
 // watch starts the watcher of a connection whose server announces changes.
 func (p *Pool) watch(c *conn) {
-	if len(c.announced) == 0 || (c.target.Transport == TransportStdio && c.era == EraLegacy) {
+	if c.watchTried == nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(p.ctx)
@@ -361,6 +370,7 @@ func (p *Pool) watch(c *conn) {
 	c.mu.Unlock()
 	if gone {
 		cancel()
+		close(c.watchTried)
 		return
 	}
 	p.tasks.run(func() {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
@@ -144,25 +145,30 @@ func (want *watch) note(m *message) (over bool) {
 	return false
 }
 
-// watching runs until ctx ends: it holds the stream of changes open, and reports
-// a gap each time it opens or breaks.
+// watching runs until ctx ends: it holds the stream of changes open. It reports
+// the new connection, and a gap each time the stream breaks and each time it
+// opens after something was listed.
 func (c *conn) watching(ctx context.Context) {
 	pause := c.pool.limits.Reopen
+	tried := sync.OnceFunc(func() { close(c.watchTried) })
+	defer tried()
+	c.changed(connected) // what was listed before this connection may be out of date
 	for {
 		id := c.nextID.Add(1)
-		w := &watch{id: id, changed: c.changed, opened: func() {
-			c.setWatching(true)
-			c.changed("")
-		}}
+		w := &watch{id: id, changed: c.changed, opened: func() { c.watchOpened(tried) }}
 		if c.era == EraModern {
 			w.body = encodeRequest(id, string(mcp.MethodSubscriptionsListen), listenParams(c.announced), c.pool.meta, nil)
 		}
 		end := c.wire.watch(ctx, w)
 		was := c.setWatching(false)
+		tried()
 		if ctx.Err() != nil || end.refused {
 			return
 		}
 		if was {
+			c.mu.Lock()
+			c.listed = true // what was listed under this stream is before the next one
+			c.mu.Unlock()
 			c.changed("")
 		}
 		if end.lived > time.Minute {
