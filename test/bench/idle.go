@@ -15,12 +15,13 @@ import (
 
 // idle is what an idle connection costs: a session of a user of its own, whose
 // one call opened the user's own connection to the server, and that then holds
-// still. No caller's connection is open.
+// still. The server announces changes, so there is an event stream for each. No
+// caller's connection is open.
 type idle struct {
 	Connections int `json:"connections"`
-	// HeapBytes is the growth of the live heap for a connection, AnonymousBytes of
-	// the resident memory.
-	HeapBytes      float64 `json:"heapBytesEach"`
+	// LiveBytes is the growth of the live heap and of the stacks for a connection,
+	// AnonymousBytes of the resident memory, in which garbage is too.
+	LiveBytes      float64 `json:"liveBytesEach"`
 	AnonymousBytes float64 `json:"anonymousBytesEach"`
 	Goroutines     float64 `json:"goroutinesEach"`
 	// ResidentMiB is the whole process with them, before they came, and before the
@@ -39,7 +40,7 @@ func (w *world) idle(ctx context.Context, n int) (idle, error) {
 	if err := w.hold(ctx, "warm", idleWarm); err != nil {
 		return idle{}, err
 	}
-	heap, goroutines, err := w.settled(ctx)
+	live, goroutines, err := w.settled(ctx)
 	if err != nil {
 		return idle{}, err
 	}
@@ -47,13 +48,13 @@ func (w *world) idle(ctx context.Context, n int) (idle, error) {
 	if err := w.hold(ctx, "idle", n); err != nil {
 		return idle{}, err
 	}
-	heapAfter, goroutinesAfter, err := w.settled(ctx)
+	liveAfter, goroutinesAfter, err := w.settled(ctx)
 	if err != nil {
 		return idle{}, err
 	}
 	residentAfter, anonymousAfter := residentOf(w.server.pid())
 	each := func(after, before float64) float64 { return (after - before) / float64(n) }
-	return idle{Connections: n, HeapBytes: each(heapAfter, heap), AnonymousBytes: each(float64(anonymousAfter), float64(anonymous)),
+	return idle{Connections: n, LiveBytes: each(liveAfter, live), AnonymousBytes: each(float64(anonymousAfter), float64(anonymous)),
 		Goroutines: each(goroutinesAfter, goroutines), ResidentMiB: mib(residentAfter), ResidentMiBWarm: mib(resident),
 		ResidentMiBStart: mib(w.idleResident), GoroutinesStart: w.idleGoroutines}, nil
 }
@@ -86,28 +87,28 @@ func (w *world) hold(ctx context.Context, kind string, n int) error {
 	return <-errs
 }
 
-// settled waits until the server has collected its garbage twice and returns its
-// live heap in bytes and the number of its goroutines. What makes it collect is
-// the scraping itself.
-func (w *world) settled(ctx context.Context) (heap, goroutines float64, err error) {
-	const collections, most = "go_gc_duration_seconds_count", 20_000
+// settled lets the server collect its garbage twice and returns its live heap
+// and stacks in bytes and the number of its goroutines. What makes it collect is
+// the scraping itself. What lives is the least that is seen until the next
+// collection: garbage counts until it is swept, in the background.
+func (w *world) settled(ctx context.Context) (live, goroutines float64, err error) {
+	const most = 50_000
 	first := -1.0
-	last := -1.0
 	for range most {
 		m, err := w.scrape(ctx)
 		if err != nil {
 			return 0, 0, err
 		}
+		n := m["go_gc_duration_seconds_count"]
 		if first < 0 {
-			first, last = m[collections], m[collections]
+			first = n
 		}
-		if m[collections] > last {
-			// Just collected: what is there now lives.
-			last = m[collections]
-			heap, goroutines = m["go_memstats_heap_alloc_bytes"], m["go_goroutines"]
-			if last >= first+2 {
-				return heap, goroutines, nil
-			}
+		switch now := m["go_memstats_heap_alloc_bytes"] + m["go_memstats_stack_inuse_bytes"]; {
+		case n < first+2:
+		case n > first+2 && live > 0:
+			return live, goroutines, nil
+		case live == 0 || now < live:
+			live, goroutines = now, m["go_goroutines"]
 		}
 	}
 	return 0, 0, fmt.Errorf("the server did not collect garbage in %d scrapes", most)

@@ -137,7 +137,7 @@ func (s series) goals(callers []int, d *idle) []goal {
 	}
 	if d != nil {
 		one := func(x float64) spread { return spread{x, x, x} }
-		add(9, "idle connection: heap, KiB", 12, false, one(d.HeapBytes/1024))
+		add(9, "idle connection with its event stream: live heap and stacks, KiB", 65, false, one(d.LiveBytes/1024))
 		add(10, "resident memory at start, MiB", 60, false, one(d.ResidentMiBStart))
 	}
 	return out
