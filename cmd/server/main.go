@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/config"
@@ -34,18 +33,7 @@ func command(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	collectLessOften()
 	// A second signal ends the process at once.
 	context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })
 	return run(ctx, cfg, os.Stdout, os.Stderr)
-}
-
-// collectLessOften trades memory for time: the heap that lives is small beside
-// the garbage of requests, and collecting it at every doubling takes a tenth of
-// a read's CPU time. Who sets GOGC keeps it.
-func collectLessOften() {
-	const byDefault, ours = 100, 200
-	if was := debug.SetGCPercent(ours); was != byDefault {
-		debug.SetGCPercent(was)
-	}
 }

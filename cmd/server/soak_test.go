@@ -47,13 +47,9 @@ const (
 // process too, and must leave nothing either.
 func TestSoak(t *testing.T) {
 	s := startSoak(t)
-	// Users come with reads. Each connection that is opened says that what was
-	// listed before may have changed, and while many are, a write finds no list
-	// that is new enough.
-	warm := s.load(t, soakWarm, (*soakCaller).arrive)
-	warm += s.load(t, soakWarm, (*soakCaller).step)
+	warm := s.load(t, soakWarm)
 	before := s.settled(t, nil)
-	work := s.load(t, *soakDuration, (*soakCaller).step)
+	work := s.load(t, *soakDuration)
 	after := s.settled(t, &before)
 	t.Logf("%d calls and more in %s after %d to warm up; goroutines %d, then %d; live heap %.1f MiB, then %.1f MiB",
 		work, *soakDuration, warm, before.goroutines, after.goroutines, mib(before.heap), mib(after.heap))
@@ -130,7 +126,7 @@ func (s *soak) prepare(t *testing.T, operator string) {
 
 // load lets all callers work for a time, then brings them all to the server at
 // the same moment, and closes the clients. It returns the number of things done.
-func (s *soak) load(t *testing.T, during time.Duration, step soakStep) (done int) {
+func (s *soak) load(t *testing.T, during time.Duration) (done int) {
 	t.Helper()
 	rest := load.NewREST(s.url, soakCallers)
 	rpc, err := load.NewGRPC(s.url)
@@ -148,7 +144,7 @@ func (s *soak) load(t *testing.T, during time.Duration, step soakStep) (done int
 	end := time.Now().Add(during)
 	counts := s.each(t, func(c *soakCaller, i int) (n int, err error) {
 		for ; err == nil && time.Now().Before(end); n++ {
-			err = step(c, ctx, rest, rpc, i)
+			err = c.step(ctx, rest, rpc, i)
 		}
 		return n, err
 	})
@@ -181,19 +177,6 @@ func (s *soak) each(t *testing.T, fn func(c *soakCaller, i int) (int, error)) []
 		t.FailNow()
 	}
 	return counts
-}
-
-// soakStep is what a caller does again and again; i tells callers apart.
-type soakStep func(c *soakCaller, ctx context.Context, rest *load.REST, rpc *load.GRPC, i int) error
-
-// arrive opens the caller's session and reads.
-func (c *soakCaller) arrive(ctx context.Context, rest *load.REST, _ *load.GRPC, _ int) (err error) {
-	if c.session == "" {
-		if c.session, err = rest.Open(ctx, c.As, load.ReadServer); err != nil {
-			return err
-		}
-	}
-	return rest.Read(ctx, c.As, c.session)
 }
 
 // step does the caller's next thing: mostly reads over REST or gRPC, now and then
