@@ -1,10 +1,12 @@
 package sessions
 
 import (
+	"bytes"
 	"compress/gzip"
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -115,32 +117,51 @@ func (g *gunzip) Read(p []byte) (int, error) {
 	return g.zr.Read(p)
 }
 
+// scratch holds buffers for answers whose length is not announced. Larger ones
+// are not kept.
+var scratch = sync.Pool{New: func() any { return new([]byte) }}
+
+const maxScratch = 256 << 10
+
 // readAll reads at most limit bytes; more is errTooLarge. size is the announced
 // length, or -1.
 func readAll(r io.Reader, limit, size int64) ([]byte, error) {
 	if size > limit {
 		return nil, errTooLarge
 	}
-	if size < 0 {
-		size = 2048
+	if size >= 0 {
+		// One byte more than announced, so that the end is seen without growing. What
+		// is announced is not believed beyond 1 MiB.
+		return readInto(make([]byte, 0, min(size, 1<<20)+1), r, limit)
 	}
-	// One byte more than announced, so that the end is seen without growing. What
-	// is announced is not believed beyond 1 MiB.
-	buf := make([]byte, 0, min(size, 1<<20)+1)
+	p := scratch.Get().(*[]byte)
+	buf, err := readInto((*p)[:0], r, limit)
+	if cap(buf) > maxScratch {
+		return buf, err
+	}
+	*p = buf
+	defer scratch.Put(p)
+	if err != nil {
+		return nil, err
+	}
+	return bytes.Clone(buf), nil
+}
+
+// readInto appends what it reads to buf, and returns buf beside an error too.
+func readInto(buf []byte, r io.Reader, limit int64) ([]byte, error) {
 	for {
 		if len(buf) == cap(buf) {
-			buf = append(buf, 0)[:len(buf)]
+			buf = slices.Grow(buf, max(cap(buf), 2048))
 		}
 		n, err := r.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
-		if int64(len(buf)) > limit {
-			return nil, errTooLarge
-		}
-		if err == io.EOF {
+		switch {
+		case int64(len(buf)) > limit:
+			return buf, errTooLarge
+		case err == io.EOF:
 			return buf, nil
-		}
-		if err != nil {
-			return nil, err
+		case err != nil:
+			return buf, err
 		}
 	}
 }
