@@ -67,6 +67,8 @@ CREATE INDEX calls_by_session ON calls (tenant_id, session_id, call_id);
 CREATE INDEX calls_open ON calls (state, replica_epoch)
   WHERE state IN ('CONSENT_REQUIRED', 'AUTHORIZATION_REQUIRED', 'DISPATCHING', 'INPUT_REQUIRED', 'UNCERTAIN');
 
+CREATE INDEX calls_due ON calls (resolve_after) WHERE state = 'UNCERTAIN' AND resolve_after IS NOT NULL;
+
 CREATE TABLE attempts (
   tenant_id     text NOT NULL,
   call_id       text NOT NULL REFERENCES calls,
@@ -141,3 +143,4 @@ CREATE TABLE grants (
   CHECK (uses_limit IS NULL OR uses_reserved + uses_spent <= uses_limit)
 );
 CREATE INDEX grants_by_binding ON grants (tenant_id, session_id, server_id, name) WHERE state = 'ACTIVE';
+CREATE INDEX grants_by_server ON grants (tenant_id, server_id, name) WHERE state = 'ACTIVE';

@@ -10,6 +10,7 @@ import (
 
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
 	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
+	"github.com/bulkhead-mcp/bulkhead/internal/consent"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
 	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
@@ -91,6 +92,10 @@ type changeQueue struct {
 	log     *slog.Logger
 	queue   chan catalog.Change
 
+	consents   *consent.Service
+	rebuilding chan struct{} // a place for each list under way
+	work       sync.WaitGroup
+
 	mu     sync.Mutex
 	joined map[changedServer]bool // at most one for each registered server
 	met    map[changedServer]bool // servers that this process has connected to; at most maxMet
@@ -105,10 +110,12 @@ type changedServer struct {
 const (
 	maxQueuedChanges = 4096
 	maxMet           = 10_000
+	maxRebuilding    = 8
+	rebuildTime      = 15 * time.Second
 )
 
-func newChangeQueue(c *catalog.Service, log *slog.Logger) *changeQueue {
-	return &changeQueue{catalog: c, log: log, queue: make(chan catalog.Change, maxQueuedChanges),
+func newChangeQueue(c *catalog.Service, k *consent.Service, log *slog.Logger) *changeQueue {
+	return &changeQueue{catalog: c, consents: k, rebuilding: make(chan struct{}, maxRebuilding), log: log, queue: make(chan catalog.Change, maxQueuedChanges),
 		joined: map[changedServer]bool{}, met: map[changedServer]bool{}, wake: make(chan struct{}, 1)}
 }
 
@@ -120,6 +127,7 @@ func (q *changeQueue) heard(c sessions.Change) {
 		Context: &catalog.Context{Tenant: k.Tenant, Subject: k.Subject, Session: k.Session, Account: k.AccountVersion}}
 	// A further user's new connection says nothing against a list that others
 	// watch; the first one after a start does.
+	ch.Connected = c.Connected
 	ch.Own = c.Connected && !q.meet(changedServer{k.Tenant, k.Server})
 	select {
 	case q.queue <- ch:
@@ -150,6 +158,7 @@ func (q *changeQueue) meet(s changedServer) bool {
 }
 
 func (q *changeQueue) run(ctx context.Context) error {
+	defer q.work.Wait()
 	for {
 		select {
 		case <-ctx.Done():
@@ -175,6 +184,37 @@ func (q *changeQueue) takeJoined() []changedServer {
 func (q *changeQueue) invalidate(ctx context.Context, c catalog.Change) {
 	if err := q.catalog.Invalidate(ctx, c); err != nil && ctx.Err() == nil {
 		q.log.WarnContext(ctx, "invalidate catalog", "tenant", c.Tenant, "server", c.ServerID, "error", err)
+	}
+	if c.Own || c.Context == nil {
+		return
+	}
+	// Lists are made when they are needed. Where something was agreed to they are
+	// needed now: a changed definition voids it, and whoever is asked should know.
+	select {
+	case q.rebuilding <- struct{}{}:
+		q.work.Go(func() {
+			defer func() { <-q.rebuilding }()
+			q.rebuild(ctx, c)
+		})
+	default: // enough of that for now; a dispatch looks in any case
+	}
+}
+
+func (q *changeQueue) rebuild(ctx context.Context, c catalog.Change) {
+	ctx, cancel := context.WithTimeout(ctx, rebuildTime)
+	defer cancel()
+	// Whoever heard of the change may be another user than those who agreed: a
+	// list that the server calls public is everybody's.
+	stands, err := q.consents.Stands(ctx, c.Tenant, c.ServerID)
+	if err != nil || !stands {
+		return
+	}
+	v, err := q.catalog.GetServer(ctx, tenant.Principal{Tenant: c.Tenant}, c.ServerID)
+	if err == nil {
+		_, err = q.catalog.Current(ctx, v, *c.Context, catalog.Tool, rebuildTime)
+	}
+	if err != nil && ctx.Err() == nil {
+		q.log.InfoContext(ctx, "rebuild catalog", "tenant", c.Tenant, "server", c.ServerID, "error", err)
 	}
 }
 

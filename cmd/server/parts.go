@@ -112,7 +112,7 @@ func (p *parts) buildCatalog(consents *consent.Service, out *egress.Client, pool
 	}
 	stack.push(func(context.Context) error { p.catalog.Close(); return nil })
 	p.signals.catalog = p.catalog
-	p.changes = newChangeQueue(p.catalog, p.log)
+	p.changes = newChangeQueue(p.catalog, consents, p.log)
 	pool.OnChange(p.changes.heard)
 	return nil
 }

@@ -104,7 +104,7 @@ func callMessage(c *calls.Call) *pb.Call {
 		CreateTime: stamp(c.CreateTime), UpdateTime: stamp(c.UpdateTime), EndTime: stampOf(c.FinishTime),
 		Subject: c.Subject.String(),
 	}
-	if c.Recorded && (c.State.Final() || c.State == calls.Uncertain) {
+	if c.Recorded {
 		out.Recorded = pb.Call_DURABLE
 	}
 	if c.ConsentID != "" {

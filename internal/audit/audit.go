@@ -75,7 +75,7 @@ const (
 const (
 	MaxDetails = 16 << 10
 	maxKind    = 64
-	maxText    = 1 << 10
+	maxText    = 2 << 10
 )
 
 // Entry is something that happened. Everything but Kind may be empty.

@@ -244,7 +244,7 @@ func (s *Service) admitTx(ctx context.Context, tx tenant.Tx, pl *plan, e *execut
 	send := c.ConsentRule == consent.RuleNone
 	if !send {
 		adm, err := s.deps.Consent.Admit(ctx, tx, consent.Request{Binding: c.binding(), CallID: c.ID,
-			ContractRevision: c.ContractRevision, Effect: string(c.Effect), Rule: c.ConsentRule, TTL: s.cfg.ConsentTTL})
+			ContractRevision: c.ContractRevision, Effect: string(c.Effect), Rule: c.ConsentRule, Actor: e.actor, TTL: s.cfg.ConsentTTL})
 		if err != nil {
 			return err
 		}

@@ -124,6 +124,14 @@ var isolationCases = map[string]func(x *stranger){
 			x.t.Errorf("%s: her grant covers: %v %v", x.who, yes, err)
 		}
 	},
+	"consent.Stands": func(x *stranger) {
+		if x.sameTenant {
+			return // a hint about a server of the tenant, whoever agreed
+		}
+		if yes, err := x.consents.Stands(x.ctx, x.user.Tenant, x.server.ID); err != nil || yes {
+			x.t.Errorf("%s: her consent stands in another tenant: %v %v", x.who, yes, err)
+		}
+	},
 	"consent.Admit": func(x *stranger) {
 		b := x.binding
 		b.Subject = x.user.Subject

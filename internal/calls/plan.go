@@ -219,6 +219,9 @@ func (s *Service) discover(ctx context.Context, pl *plan) error {
 	if err != nil {
 		return err
 	}
+	if rev.Pending && pl.tool != nil && pl.tool.Effect != contract.EffectRead {
+		return errPending // nothing is decided on a list that is just being made
+	}
 	pl.adopt(rev)
 	return nil
 }

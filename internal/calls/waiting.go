@@ -117,6 +117,10 @@ func (s *Service) refuseWaiting(ctx context.Context, c *Call, cause error) error
 	})
 }
 
+// errPending says that a list on which a write depends was not ready in time,
+// although nothing failed.
+var errPending = fault.New(fault.Unavailable, "CATALOG_PENDING", "the server's definitions are being listed; try again").Retry(time.Second)
+
 // passing reports whether a fault says nothing about the call: ours, the
 // database's, or one of this moment.
 func passing(f *fault.Error) bool {
@@ -125,7 +129,7 @@ func passing(f *fault.Error) bool {
 		return true
 	}
 	switch f.Reason {
-	case "DATABASE_UNAVAILABLE", "REPLICA_ISOLATED", "SHUTTING_DOWN", "CATALOG_BUSY":
+	case "DATABASE_UNAVAILABLE", "REPLICA_ISOLATED", "SHUTTING_DOWN", "CATALOG_BUSY", "CATALOG_PENDING":
 		return true
 	}
 	return false
@@ -190,6 +194,9 @@ func (e *execution) refresh(ctx context.Context, c *Call) error {
 		return err
 	}
 	if rev.Stale {
+		if rev.Pending && c.Effect != Read {
+			return errPending
+		}
 		if c.Effect != Read {
 			return fault.New(fault.Unavailable, "CATALOG_STALE", "the server's definitions could not be read again: %s", rev.StaleReason)
 		}

@@ -80,6 +80,9 @@ func (s *Service) Current(ctx context.Context, v Server, c Context, kind Kind, m
 	}
 }
 
+// pendingReason is the reason of the fault that a list was not ready in time.
+const pendingReason = "CATALOG_PENDING"
+
 // maxRounds bounds the lists that one call of Current asks for.
 const maxRounds = 8
 
@@ -187,7 +190,11 @@ func (s *Service) lastGood(ctx context.Context, w wish, got verdict, cause error
 		if isFault {
 			reason = f.Message
 		}
-		return s.revision(ctx, w, got, firstText(reason, "it could not be listed again"))
+		r, err := s.revision(ctx, w, got, firstText(reason, "it could not be listed again"))
+		if err == nil {
+			r.Pending = got.retry <= 0 && (cause == nil || isFault && f.Reason == pendingReason)
+		}
+		return r, err
 	}
 	if cause != nil {
 		return nil, cause

@@ -20,6 +20,9 @@ type Change struct {
 	// Own spares the list that is shared by all users of the tenant: it is known
 	// to be watched by others.
 	Own bool
+	// Connected says that the server announced nothing: a connection to it was
+	// made, and what was listed before may be out of date.
+	Connected bool
 	// Reason is for people: "the server announced a change", "reconnected".
 	Reason string
 }
@@ -87,7 +90,7 @@ func (s *Service) Invalidate(ctx context.Context, c Change) error {
 	var due []Kind
 	for _, kind := range kinds {
 		k := slotKey{c.Tenant, c.ServerID, c.Context.name(s.o.Declared), kind}
-		if s.heard(ctx, k, c.Reason) {
+		if s.heard(ctx, k, c) {
 			due = append(due, kind)
 		}
 	}
@@ -108,19 +111,21 @@ func (s *Service) Invalidate(ctx context.Context, c Change) error {
 
 // heard notes an announcement and reports whether its mark is to be written now;
 // otherwise one is written soon.
-func (s *Service) heard(ctx context.Context, k slotKey, reason string) bool {
+func (s *Service) heard(ctx context.Context, k slotKey, c Change) bool {
 	sl := s.slots.getOrAdd(k, 1, func() *slot { return &slot{} })
 	now := s.o.Now()
 	sl.mu.Lock()
 	defer sl.mu.Unlock()
-	sl.noise.heard(now)
+	if !c.Connected {
+		sl.noise.heard(now)
+	}
 	if sl.noise.marked.IsZero() || now.Sub(sl.noise.marked) >= markEvery {
 		sl.noise.marked = now
 		return true
 	}
 	sl.pending = true
 	if !sl.noise.trailing {
-		sl.noise.trailing = s.run(func() { s.markLater(context.WithoutCancel(ctx), k, sl, reason) })
+		sl.noise.trailing = s.run(func() { s.markLater(context.WithoutCancel(ctx), k, sl, c.Reason) })
 	}
 	return false
 }

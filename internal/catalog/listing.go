@@ -29,7 +29,7 @@ func (s *Service) await(ctx context.Context, w wish, force bool) error {
 	case <-ctx.Done():
 	case <-timer.C:
 	}
-	return fault.New(fault.Unavailable, "CATALOG_PENDING", "the server has not listed its definitions yet").
+	return fault.New(fault.Unavailable, pendingReason, "the server has not listed its definitions yet").
 		In(fault.Server).Retry(minAge)
 }
 

@@ -29,6 +29,8 @@ type Revision struct {
 	// Stale says that the list could not be renewed; StaleReason why, for people.
 	Stale       bool
 	StaleReason string
+	// Pending says of a stale list that nothing failed: it was not ready in time.
+	Pending bool
 	// ProtocolVersion and Era are those of the connection.
 	ProtocolVersion, Era string
 	// Capabilities is what the server declared: untrusted JSON, maybe empty.

@@ -62,6 +62,8 @@ type Request struct {
 	ContractRevision int
 	Effect           string
 	Rule             Rule
+	// Actor is who proposed the call, for the audit.
+	Actor string
 	// TTL is how long the question stands; it never outlives the session.
 	TTL time.Duration
 }

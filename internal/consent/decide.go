@@ -2,7 +2,10 @@ package consent
 
 import (
 	"context"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/audit"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
@@ -22,8 +25,8 @@ type Decision struct {
 // rule opens a grant for this session, user, server, tool and definition. A
 // SERVICE key needs mayDecide and never decides for a destructive tool.
 func (s *Service) Decide(ctx context.Context, p tenant.Principal, id string, d Decision) (Consent, error) {
-	if len([]rune(d.Reason)) > 1000 {
-		return Consent{}, fault.Field1("reason", "must have at most 1000 characters")
+	if utf8.RuneCountInString(d.Reason) > 1000 || strings.ContainsFunc(d.Reason, isControl) {
+		return Consent{}, fault.Field1("reason", "must have at most 1000 characters, and of control characters only tabs and line ends")
 	}
 	var out Consent
 	var refuse error // told to the caller, with the transaction kept
@@ -68,6 +71,8 @@ func (s *Service) Decide(ctx context.Context, p tenant.Principal, id string, d D
 	}
 	return out, err
 }
+
+func isControl(r rune) bool { return unicode.IsControl(r) && r != '\t' && r != '\n' && r != '\r' }
 
 func alreadyDecided(c Consent) error {
 	return fault.New(fault.Conflict, "CONSENT_NOT_PENDING", "the consent is %s", c.State).

@@ -43,7 +43,7 @@ func (s *Service) Admit(ctx context.Context, tx tenant.Tx, r Request) (Admission
 		return Admission{}, fmt.Errorf("open consent: %w", err)
 	}
 	_, err = s.rec.Append(ctx, tx, audit.Entry{Kind: audit.ConsentRequested, SessionID: r.SessionID, CallID: r.CallID,
-		ConsentID: id, ServerID: r.ServerID, Subject: r.Subject, Actor: r.Subject.String(), Time: time.Now(),
+		ConsentID: id, ServerID: r.ServerID, Subject: r.Subject, Actor: r.Actor, Time: time.Now(),
 		Details: details(map[string]any{"rule": r.Rule, "effect": r.Effect, "name": r.Name, "argumentsDigest": r.ArgumentsDigest,
 			"definitionDigest": r.DefinitionDigest, "contractId": r.ContractID})})
 	return Admission{ConsentID: id, ExpireTime: expire}, err

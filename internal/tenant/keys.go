@@ -184,7 +184,7 @@ func (k KeySpec) check(now time.Time) error {
 	var bad []fault.Field
 	add := func(path, rule string) { bad = append(bad, fault.Field{Path: path, Rule: rule}) }
 	if checkDisplayName(k.DisplayName) != nil {
-		add("displayName", "must have 1 to 200 characters")
+		add("displayName", displayNameRule)
 	}
 	switch k.Role {
 	case RoleAdmin, RoleService, RoleApprover, RoleAuditor:

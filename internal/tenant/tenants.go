@@ -7,7 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
@@ -180,9 +183,11 @@ func (s *Service) ListTenants(ctx context.Context, after string, limit int) (ts 
 	return ts, err
 }
 
+const displayNameRule = "must have 1 to 200 characters and no control characters"
+
 func checkDisplayName(s string) error {
-	if n := len([]rune(s)); n < 1 || n > 200 {
-		return fault.Field1("displayName", "must have 1 to 200 characters")
+	if n := utf8.RuneCountInString(s); n < 1 || n > 200 || strings.ContainsFunc(s, unicode.IsControl) {
+		return fault.Field1("displayName", displayNameRule)
 	}
 	return nil
 }

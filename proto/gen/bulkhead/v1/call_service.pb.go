@@ -145,7 +145,7 @@ func (Call_State) EnumDescriptor() ([]byte, []int) {
 type Call_Recorded int32
 
 const (
-	// Not recorded as ended yet.
+	// Not recorded yet: a read that is under way.
 	Call_RECORDED_UNSPECIFIED Call_Recorded = 0
 	// Committed before this answer.
 	Call_DURABLE Call_Recorded = 1
