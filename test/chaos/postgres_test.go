@@ -161,11 +161,9 @@ func TestDatabaseRestarts(t *testing.T) {
 	w := worldOn(t, d.url(embedded.LoginRole), owner)
 	cal := startCalendar(t)
 	p := w.start()
-	w.register(p, "calendar", cal.mcp, policy{})
-	u := w.open(p, "alice")
 	px := newProxy(t, cal)
 	w.register(p, "held", px.url, policy{})
-	u = w.open(p, "alice")
+	u := w.open(p, "alice")
 
 	c, err := u.propose(proposal{server: "held", tool: draft, args: draftArgs("Outage"), wait: time.Millisecond})
 	w.must(err)

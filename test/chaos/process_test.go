@@ -222,4 +222,3 @@ type fault struct {
 }
 
 func (c *calendar) fault(tool string, f fault) { c.t.Helper(); c.control("PUT", "faults/"+tool, f) }
-func (c *calendar) heal(tool string)           { c.t.Helper(); c.control("DELETE", "faults/"+tool, nil) }
