@@ -161,6 +161,7 @@ func TestDatabaseRestarts(t *testing.T) {
 	w := worldOn(t, d.url(embedded.LoginRole), owner)
 	cal := startCalendar(t)
 	p := w.start()
+	w.register(p, "calendar", cal.mcp, policy{})
 	px := newProxy(t, cal)
 	w.register(p, "held", px.url, policy{})
 	u := w.open(p, "alice")
