@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -91,6 +92,9 @@ func serve(ctx context.Context, cfg *config.Config, p *parts, api, metrics net.L
 	}
 	log.InfoContext(ctx, "serving", "address", api.Addr().String(), "metrics", metrics.Addr().String(), "development", cfg.Development)
 	err := g.Wait()
+	if err != nil {
+		log.ErrorContext(ctx, "a part ended by itself; stopping", "error", err)
+	}
 
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.GracePeriod)
 	defer cancel()
@@ -122,8 +126,16 @@ func migrate(ctx context.Context, url string, log *slog.Logger) error {
 }
 
 // failure is the text for the terminal: a fault's private cause too, for it is
-// the operator who reads it.
+// the operator who reads it. Of several errors each has a line; the first is
+// usually the cause of the others.
 func failure(err error) string {
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
+		var lines []string
+		for _, e := range all.Unwrap() {
+			lines = append(lines, failure(e))
+		}
+		return strings.Join(lines, "\n")
+	}
 	f, ok := fault.As(err)
 	if !ok {
 		return err.Error()

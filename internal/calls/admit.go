@@ -340,6 +340,9 @@ func (s *Service) storeDenied(ctx context.Context, pl *plan) error {
 func (s *Service) storeDeniedTx(ctx context.Context, tx tenant.Tx, c *Call, r Reason, why string) error {
 	now := s.now()
 	c.State, c.Reason, c.FinishTime = Denied, r, &now
+	if r != NoReason {
+		c.Error = hostError(string(r), "%s", endWords(r, why))
+	}
 	id, err := s.deps.Audit.Append(ctx, tx, s.entry(c, "call.denied", c.Subject.String(), map[string]any{
 		"firstFailed": c.Decision.FirstFailed, "reason": r, "detail": why}))
 	if err != nil {

@@ -203,6 +203,10 @@ func TestWaiting_WhatEndsIt(t *testing.T) {
 				if got.Reason != e.reason || len(w.sender.all()) != 0 || got.Receipt == "" || got.FinishTime == nil {
 					t.Fatalf("%s %q, %d sends, %+v", got.State, got.Reason, len(w.sender.all()), got)
 				}
+				// Whoever waits learns why, and not from the audit alone.
+				if e.state == Denied && (got.Error == nil || got.Error.Layer != LayerHost || got.Error.Message == "") {
+					t.Fatalf("no cause is named: %+v", got.Error)
+				}
 				var state string
 				if err := w.owner.QueryRow(t.Context(), `SELECT state FROM consents WHERE consent_id = $1`, c.ConsentID).Scan(&state); err != nil || state != e.consent {
 					t.Fatalf("the consent is %s, %v", state, err)

@@ -149,8 +149,8 @@ func byRequest(ctx context.Context, tx tenant.Tx, s tenant.Subject, requestID st
 
 // deny ends a waiting call; its row is the last lock of the transaction. A call
 // that waits has a consent and no grant: a reserved use is spent in the
-// transaction that reserves it. why, which may be nil, is shown with the call. It
-// reports whether the call was still waiting.
+// transaction that reserves it. why is shown with the call; without one it is
+// made of reason and detail. It reports whether the call was still waiting.
 func (s *Service) deny(ctx context.Context, tx tenant.Tx, callID string, r Reason, actor, detail string, why *Error) (bool, error) {
 	c, err := one(ctx, tx, `WHERE tenant_id = $1 AND call_id = $2 FOR UPDATE`, callID)
 	if fault.Is(err, fault.NotFound) {
@@ -165,6 +165,9 @@ func (s *Service) deny(ctx context.Context, tx tenant.Tx, callID string, r Reaso
 	id, err := s.deps.Audit.Append(ctx, tx, s.entry(c, audit.CallDenied, actor, map[string]any{"reason": r, "detail": detail}))
 	if err != nil {
 		return false, err
+	}
+	if why == nil {
+		why = hostError(string(r), "%s", endWords(r, detail))
 	}
 	c.State, c.Reason, c.Receipt, c.Error = Denied, r, id, why
 	failure, err := encodeError(why)
@@ -182,6 +185,16 @@ func (s *Service) deny(ctx context.Context, tx tenant.Tx, callID string, r Reaso
 		s.observe(c)
 	})
 	return true, nil
+}
+
+// endWords says why a waiting call was denied.
+func endWords(r Reason, detail string) string {
+	words := map[Reason]string{ReasonRefused: "the consent was refused", ReasonExpired: "the consent expired",
+		ReasonVoid: "what was asked for does not stand any more"}[r]
+	if detail != "" {
+		words += ": " + cleanText(detail, 1000)
+	}
+	return words
 }
 
 // entry is an audit entry about a call: digests and facts, never the payload.

@@ -7,6 +7,7 @@ package tenant
 import (
 	"database/sql/driver"
 	"fmt"
+	"log/slog"
 )
 
 // ID names a tenant. It cannot be built outside this package: it comes from a
@@ -15,6 +16,9 @@ type ID struct{ value string }
 
 // String returns the id as text, ten_….
 func (t ID) String() string { return t.value }
+
+// LogValue implements slog.LogValuer; without it a log would show an empty object.
+func (t ID) LogValue() slog.Value { return slog.StringValue(t.value) }
 
 // IsZero reports whether t names no tenant.
 func (t ID) IsZero() bool { return t.value == "" }
