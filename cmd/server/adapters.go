@@ -235,6 +235,27 @@ func (o observer) Changed(t tenant.ID, _ string, _ catalog.Kind, n int) {
 	}
 }
 
+// servers ends the metrics of a server with the server.
+type servers struct {
+	*catalog.Service
+	metrics *telemetry.Metrics
+}
+
+// DeleteServer implements api.Servers.
+func (s servers) DeleteServer(ctx context.Context, p tenant.Principal, idOrName string) error {
+	v, err := s.GetServer(ctx, p, idOrName)
+	if err != nil {
+		return err
+	}
+	if err := s.Service.DeleteServer(ctx, p, v.ID); err != nil {
+		return err
+	}
+	// Calls are counted by name, listings by id.
+	s.metrics.ForgetServer(p.Tenant.String(), v.Name)
+	s.metrics.ForgetServer(p.Tenant.String(), v.ID)
+	return nil
+}
+
 // known remembers the tenants that this replica has authenticated, because a
 // signal names its tenant as text and an id cannot be made from text.
 type known struct {

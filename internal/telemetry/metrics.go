@@ -3,6 +3,7 @@ package telemetry
 import (
 	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,10 +16,13 @@ import (
 // Labels are tenant, server and words of the program, never a user, session,
 // call or address. Tenants, pairs of tenant and server, and words are counted;
 // past a bound they become "other", so that no caller decides how many series
-// there are.
+// there are. The series of a server end with it (ForgetServer).
 type Metrics struct {
 	registry *prometheus.Registry
 	bounds   *bounds
+	// servers is held, shared, from the admission of a server's label to the
+	// writing of its series, so that none comes back while it is forgotten.
+	servers sync.RWMutex
 
 	requests      *prometheus.CounterVec
 	requestTime   *prometheus.HistogramVec
@@ -88,14 +92,34 @@ func (m *Metrics) Request(method, code string, took time.Duration) {
 
 // CallState counts a call that reached a state.
 func (m *Metrics) CallState(tenant, server, state string) {
+	m.servers.RLock()
+	defer m.servers.RUnlock()
 	tenant, server = m.bounds.pair(tenant, server)
 	m.calls.WithLabelValues(tenant, server, m.bounds.word(state)).Inc()
 }
 
 // CallTook records the time from proposal to final state.
 func (m *Metrics) CallTook(tenant, server string, took time.Duration) {
+	m.servers.RLock()
+	defer m.servers.RUnlock()
 	tenant, server = m.bounds.pair(tenant, server)
 	m.callTime.WithLabelValues(tenant, server).Observe(took.Seconds())
+}
+
+// ForgetServer ends the series of a server that was deleted. What happens to it
+// later, such as the end of a call under way, starts new ones.
+func (m *Metrics) ForgetServer(tenant, server string) {
+	m.servers.Lock()
+	defer m.servers.Unlock()
+	p, ok := m.bounds.forget(tenant, server)
+	if !ok {
+		return
+	}
+	labels := prometheus.Labels{"tenant": p.tenant, "server": p.server}
+	m.calls.DeletePartialMatch(labels)
+	m.callTime.DeletePartialMatch(labels)
+	m.refreshes.DeletePartialMatch(labels)
+	m.connections.DeletePartialMatch(labels)
 }
 
 // ConsentState counts a consent that reached a state.
@@ -106,20 +130,21 @@ func (m *Metrics) ConsentState(tenant, state string) {
 // CatalogRefresh counts a listing of definitions by its outcome, such as
 // "changed", "same" or "failed".
 func (m *Metrics) CatalogRefresh(tenant, server, outcome string) {
+	m.servers.RLock()
+	defer m.servers.RUnlock()
 	tenant, server = m.bounds.pair(tenant, server)
 	m.refreshes.WithLabelValues(tenant, server, m.bounds.word(outcome)).Inc()
 }
 
-// ConnectionOpened adds an open connection, which ConnectionClosed takes away.
-func (m *Metrics) ConnectionOpened(tenant, server string) {
+// ConnectionOpened adds an open connection; closed, called once, takes it away
+// from where it was added, whatever was forgotten since.
+func (m *Metrics) ConnectionOpened(tenant, server string) (closed func()) {
+	m.servers.RLock()
+	defer m.servers.RUnlock()
 	tenant, server = m.bounds.pair(tenant, server)
-	m.connections.WithLabelValues(tenant, server).Inc()
-}
-
-// ConnectionClosed takes one away that ConnectionOpened added.
-func (m *Metrics) ConnectionClosed(tenant, server string) {
-	tenant, server = m.bounds.pair(tenant, server)
-	m.connections.WithLabelValues(tenant, server).Dec()
+	g := m.connections.WithLabelValues(tenant, server)
+	g.Inc()
+	return g.Dec
 }
 
 // EgressRefused counts an outbound request that policy refused.

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http/httptest"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -152,8 +153,7 @@ func TestMetrics_Values(t *testing.T) {
 	m.ConsentState("t", "APPROVED")
 	m.CatalogRefresh("t", "calendar", "changed")
 	m.ConnectionOpened("t", "calendar")
-	m.ConnectionOpened("t", "calendar")
-	m.ConnectionClosed("t", "calendar")
+	m.ConnectionOpened("t", "calendar")()
 	m.EgressRefused("t", "PRIVATE_ADDRESS")
 	m.AuditSealLag("t", 1500*time.Millisecond)
 	m.SecurityEvent("", "key_refused")
@@ -191,11 +191,12 @@ func TestMetrics_BoundedSeries(t *testing.T) {
 	t.Parallel()
 	m := NewMetrics()
 	var wg sync.WaitGroup
+	closers := make([][]func(), 4)
 	for w := range 4 {
 		wg.Go(func() {
 			for i := range 3000 {
 				m.CallState(fmt.Sprintf("t%d", i), fmt.Sprintf("s%d", w), "SUCCEEDED")
-				m.ConnectionOpened("one", fmt.Sprintf("s%d", i))
+				closers[w] = append(closers[w], m.ConnectionOpened("one", fmt.Sprintf("s%d", i)))
 				m.SecurityEvent("t", fmt.Sprintf("kind%d", i))
 				m.Request(fmt.Sprintf("m%d", i), "OK", 0)
 			}
@@ -204,7 +205,7 @@ func TestMetrics_BoundedSeries(t *testing.T) {
 	wg.Wait()
 	for name, got := range map[string][2]int{
 		"calls":       {testutil.CollectAndCount(m.calls), maxPairs + maxTenants + 1},
-		"connections": {testutil.CollectAndCount(m.connections), maxPairs + 1},
+		"connections": {testutil.CollectAndCount(m.connections), maxServers + 1},
 		"security":    {testutil.CollectAndCount(m.security), maxWords + 1},
 		"requests":    {testutil.CollectAndCount(m.requests), maxMethods + 1},
 	} {
@@ -212,15 +213,63 @@ func TestMetrics_BoundedSeries(t *testing.T) {
 			t.Errorf("%s: %d series, want at most %d", name, got[0], got[1])
 		}
 	}
-	for i := range 3000 {
-		for range 4 {
-			m.ConnectionClosed("one", fmt.Sprintf("s%d", i))
-		}
+	m.ForgetServer("one", "s2") // and what is open stays open, under no name
+	for _, closed := range slices.Concat(closers...) {
+		closed()
 	}
 	for _, server := range []string{other, "s1"} {
 		if v := testutil.ToFloat64(m.connections.WithLabelValues("one", server)); v != 0 {
 			t.Errorf("connections of %s: %v after all were closed", server, v)
 		}
+	}
+}
+
+// The servers of one tenant fill its own labels only, and a deleted one leaves
+// nothing behind.
+func TestMetrics_ForgetServer(t *testing.T) {
+	t.Parallel()
+	m := NewMetrics()
+	series := func() int {
+		return testutil.CollectAndCount(m.calls) + testutil.CollectAndCount(m.callTime) +
+			testutil.CollectAndCount(m.refreshes) + testutil.CollectAndCount(m.connections)
+	}
+	use := func(tenant, server string) {
+		m.CallState(tenant, server, "SUCCEEDED")
+		m.CallTook(tenant, server, time.Second)
+		m.CatalogRefresh(tenant, server, "ok")
+		m.ConnectionOpened(tenant, server)()
+	}
+	use("b", "calendar")
+	before := series()
+	for i := range 200 {
+		use("a", fmt.Sprintf("s%d", i))
+		m.ForgetServer("a", fmt.Sprintf("s%d", i))
+	}
+	if got := series(); got != before {
+		t.Errorf("%d series after 200 servers came and went, want %d", got, before)
+	}
+	for i := range 200 {
+		use("a", fmt.Sprintf("s%d", i))
+	}
+	if got, want := series(), before+4*(maxServers+1); got != want {
+		t.Errorf("%d series with 200 servers, want %d", got, want)
+	}
+	if got := testutil.ToFloat64(m.calls.WithLabelValues("a", other, "SUCCEEDED")); got != 200-maxServers {
+		t.Errorf("%v calls of other servers", got)
+	}
+	m.ForgetServer("a", "s150") // has no series of its own
+	m.ForgetServer("a", other)
+	m.ForgetServer("a", "s0")
+	use("a", "s199")
+	use("b", "mail")
+	if got, want := series(), before+4*(maxServers+1)+4; got != want {
+		t.Errorf("%d series after one made room, want %d", got, want)
+	}
+	if got := testutil.ToFloat64(m.calls.WithLabelValues("a", "s199", "SUCCEEDED")); got != 1 {
+		t.Errorf("s199 has %v calls", got)
+	}
+	if got := testutil.ToFloat64(m.calls.WithLabelValues("b", "calendar", "SUCCEEDED")); got != 1 {
+		t.Errorf("another tenant's calls: %v", got)
 	}
 }
 
