@@ -13,31 +13,33 @@ import (
 // request when its connection's read deadline passes, read or not.
 const bodyTimeout = 30 * time.Second
 
-var (
-	errTooLarge = fault.New(fault.TooLarge, "REQUEST_TOO_LARGE", "the request body exceeds the limit of bytes")
-	errSlowBody = fault.New(fault.Deadline, "REQUEST_TIMEOUT", "the request body took too long to arrive")
-)
+var errSlowBody = fault.New(fault.Deadline, "REQUEST_TIMEOUT", "the request body took too long to arrive")
+
+func tooLarge(limit int) error {
+	return fault.New(fault.TooLarge, "REQUEST_TOO_LARGE", "the request body exceeds the limit of %d bytes", limit)
+}
 
 // restBody is the body of a REST request. It gives at most limit bytes, and
 // keeps the error that ended the reading of the request for the error handler.
 type restBody struct {
 	r     io.ReadCloser
 	limit int
+	left  int   // of limit
 	size  int64 // as announced; -1 when unknown
 	err   error
 }
 
 // Read implements io.Reader.
 func (b *restBody) Read(p []byte) (int, error) {
-	if len(p) > b.limit+1 {
-		p = p[:b.limit+1]
+	if len(p) > b.left+1 {
+		p = p[:b.left+1]
 	}
 	n, err := b.r.Read(p)
-	if n > b.limit {
-		b.limit = 0
-		return 0, errTooLarge
+	if n > b.left {
+		b.left = 0
+		return 0, tooLarge(b.limit)
 	}
-	b.limit -= n
+	b.left -= n
 	return n, err
 }
 

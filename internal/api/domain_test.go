@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -87,7 +88,8 @@ func (d fakeServers) revision() *catalog.Revision {
 	}
 	return &catalog.Revision{ID: "cat_1", Tenant: someTenant, ServerID: calendarID, Kind: catalog.Tool, ProtocolVersion: "2026-07-28", Era: "MODERN",
 		Capabilities: []byte(`{"tools":{}}`), Findings: []catalog.Finding{{Code: "CATALOG_STALE", Detail: "no answer"}}, Definitions: []catalog.Definition{
-			def("free", digestOne, ""), def("draft", digestTwo, ""), def("staff_only", digestOne, ""), def("unnamed", digestOne, ""), def("draft", digestTwo, "twice")}}
+			def("free", digestOne, ""), def("draft", digestTwo, ""), def("staff_only", digestOne, ""), def("unnamed", digestOne, ""), def("draft", digestTwo, "twice"),
+			def("twins", digestTwo, "twice")}}
 }
 func (d fakeServers) Current(ctx context.Context, v catalog.Server, c catalog.Context, kind catalog.Kind, maxAge time.Duration) (*catalog.Revision, error) {
 	return d.revision(), d.note(ctx, "Current %s %s %s %s", v.Name, c.Subject, c.Session, maxAge)
@@ -108,6 +110,8 @@ methods: [tools/list, tools/call]
 tools:
   - {name: free, definition: "` + digestOne + `", effect: read, consent: none}
   - {name: draft, definition: "` + digestOne + `", effect: write, consent: call}
+  - {name: gone, definition: any, effect: read, consent: none}
+  - {name: twins, definition: any, effect: read, consent: none}
   - {name: staff_only, definition: any, effect: destructive, consent: call, subjects: {groups: [staff]}}
 `))
 	return &authz.Active{Contract: c, Revision: 3}, err
@@ -261,6 +265,10 @@ func TestServices_Refuse(t *testing.T) {
 func TestTools_EqualOverBoth(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
+	wantFindings := []string{"CATALOG_STALE calendar: no answer",
+		"DEFINITION_CHANGED calendar: draft: its definition is not the one that the contract pins",
+		"TOOL_NOT_OFFERED calendar: gone: the contract has it, but the server does not offer it",
+		"DEFINITION_QUARANTINED calendar: twins: twice"}
 	for groups, want := range map[string]string{"": "free", "staff": "free staff_only"} {
 		headers := asUser("service", "alice")
 		ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer service", "bulkhead-user", "alice")
@@ -293,8 +301,8 @@ func TestTools_EqualOverBoth(t *testing.T) {
 		if !strings.Contains(string(a.body), `"definition":{"name": "free","n":1.0}`) {
 			t.Errorf("a definition was changed: %s", a.body)
 		}
-		if fs := viaREST.GetFindings(); len(fs) != 1 || fs[0].GetCode() != "CATALOG_STALE" || fs[0].GetDetail() != "calendar: no answer" {
-			t.Errorf("findings %v", fs)
+		if got := findingLines(viaREST.GetFindings()); !slices.Equal(got, wantFindings) {
+			t.Errorf("findings %q, want %q", got, wantFindings)
 		}
 		again := r.rest("GET", "/v1/sessions/"+sessionOne+"/tools", "", headers...)
 		if string(again.body) != string(a.body) {
@@ -304,6 +312,47 @@ func TestTools_EqualOverBoth(t *testing.T) {
 			strings.Contains(string(q.body), `"name":"free"`) {
 			t.Errorf("query: %s", q.body)
 		}
+	}
+}
+
+func findingLines(fs []*pb.Finding) []string {
+	return each(fs, func(f *pb.Finding) string { return f.GetCode() + " " + f.GetDetail() })
+}
+
+// Each tool that is missing is told, up to a bound, and only to whom may use it.
+func TestTools_Missing(t *testing.T) {
+	t.Parallel()
+	names := []string{}
+	for i := range maxMissing + 5 {
+		names = append(names, fmt.Sprintf(`{name: t%d, definition: any, effect: read, consent: none}`, i))
+	}
+	source := func(tools ...string) *contract.Contract {
+		c, err := contract.Parse([]byte("server: calendar\ntransport: http\nprotocol: {versions: [\"2026-07-28\"], downgrade: forbid}\n" +
+			"origin: https://calendar.example\nmethods: [tools/list, tools/call]\ntools:\n  - " + strings.Join(tools, "\n  - ") + "\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	offer := func(c *contract.Contract, groups ...string) *offer {
+		o := &offer{server: catalog.Server{Name: "calendar"}, contract: c, revision: fakeServers{}.revision()}
+		o.allow(tenant.Principal{Groups: groups}, nil)
+		return o
+	}
+	o := offer(source(names...))
+	if got := findingLines(o.findings); len(got) != maxMissing+1 || got[0] != "TOOL_NOT_OFFERED calendar: t0: the contract has it, but the server does not offer it" ||
+		got[maxMissing] != "MORE_TOOLS_MISSING calendar: and 5 more tools of the contract are not shown" {
+		t.Errorf("%q", got)
+	}
+	if got := offer(source(names[:maxMissing]...)).findings; len(got) != maxMissing {
+		t.Errorf("%d findings", len(got))
+	}
+	staff := source(`{name: free, definition: any, effect: read, consent: none}`, `{name: secret, definition: any, effect: read, consent: none, subjects: {groups: [staff]}}`)
+	if o := offer(staff); len(o.findings) != 0 || len(o.allowed) != 1 {
+		t.Errorf("a stranger is told of %v", o.findings)
+	}
+	if o := offer(staff, "staff"); len(o.findings) != 1 || !strings.Contains(o.findings[0].GetDetail(), "secret") {
+		t.Errorf("staff is told %v", o.findings)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
@@ -164,7 +165,7 @@ func (e *edge) validate(m proto.Message, checked bool) error {
 	}
 	fields := make([]fault.Field, 0, len(bad.Violations))
 	for _, v := range bad.Violations {
-		fields = append(fields, fault.Field{Path: violationPath(v), Rule: v.Proto.GetMessage()})
+		fields = append(fields, fault.Field{Path: violationPath(v), Rule: violationRule(v)})
 	}
 	return fault.InvalidFields(fields...)
 }
@@ -220,6 +221,9 @@ func callID(in, out any) string {
 
 // unary is the edge as an interceptor of the gRPC server.
 func (e *edge) unary(ctx context.Context, in any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if open[info.FullMethod] {
+		return e.openUnary(ctx, in, info, next)
+	}
 	md, _ := metadata.FromIncomingContext(ctx)
 	rq := &request{transport: "grpc", id: requestID(md.Get(headerRequestID)), remote: peerAddr(ctx)}
 	rq.identity, rq.denied = readIdentity(md.Get)
@@ -265,6 +269,41 @@ func violationPath(v *protovalidate.Violation) string {
 		return "body"
 	}
 	return path
+}
+
+// violationRule is the rule of a violation in words. The library's own text
+// names enum values by number.
+func violationRule(v *protovalidate.Violation) string {
+	if v.FieldDescriptor == nil || v.FieldDescriptor.Enum() == nil || v.RuleDescriptor == nil {
+		return v.Proto.GetMessage()
+	}
+	named := func(protoreflect.EnumNumber) bool { return true }
+	switch v.RuleDescriptor.Name() {
+	case "in":
+		named = func(n protoreflect.EnumNumber) bool { return lists(v.RuleValue, n) }
+	case "not_in":
+		named = func(n protoreflect.EnumNumber) bool { return !lists(v.RuleValue, n) }
+	case "const":
+		named = func(n protoreflect.EnumNumber) bool { return v.RuleValue.Int() == int64(n) }
+	}
+	var names []string
+	for i := range v.FieldDescriptor.Enum().Values().Len() {
+		if ev := v.FieldDescriptor.Enum().Values().Get(i); ev.Number() != 0 && named(ev.Number()) {
+			names = append(names, string(ev.Name()))
+		}
+	}
+	return "must be one of " + strings.Join(names, ", ")
+}
+
+// lists reports whether a rule's list of numbers holds n.
+func lists(rule protoreflect.Value, n protoreflect.EnumNumber) bool {
+	l := rule.List()
+	for i := range l.Len() {
+		if l.Get(i).Int() == int64(n) {
+			return true
+		}
+	}
+	return false
 }
 
 // jsonName is the lowerCamelCase name that protoc gives a field.

@@ -110,6 +110,11 @@ func TestGRPC_BadInput(t *testing.T) {
 		_, err := keys.CreateKey(ctx, in)
 		return err
 	}
+	consents := func(in *pb.ListConsentsRequest) error {
+		approver := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer approver")
+		_, err := pb.NewConsentServiceClient(r.conn).ListConsents(approver, in)
+		return err
+	}
 	for name, c := range map[string]struct {
 		err   error
 		code  codes.Code
@@ -121,8 +126,10 @@ func TestGRPC_BadInput(t *testing.T) {
 		"json NUL":          {contract(`["\u0000"]`), codes.InvalidArgument, "contract[0]: holds the character"},
 		"NUL":               {key(admin, &pb.CreateKeyRequest{DisplayName: "a\x00", Role: pb.Key_ADMIN}), codes.InvalidArgument, "displayName: holds the character"},
 		"NUL in list":       {key(admin, &pb.CreateKeyRequest{DisplayName: "a", Role: pb.Key_ADMIN, UserPatterns: []string{"x", "\x00"}}), codes.InvalidArgument, "userPatterns[1]: holds"},
-		"enum zero":         {key(admin, &pb.CreateKeyRequest{DisplayName: "a"}), codes.InvalidArgument, "role: "},
-		"enum number":       {key(admin, &pb.CreateKeyRequest{DisplayName: "a", Role: 99}), codes.InvalidArgument, "role: "},
+		"enum zero":         {key(admin, &pb.CreateKeyRequest{DisplayName: "a"}), codes.InvalidArgument, "role: must be one of ADMIN, SERVICE, APPROVER, AUDITOR"},
+		"enum unlisted":     {key(admin, &pb.CreateKeyRequest{DisplayName: "a", Role: pb.Key_OPERATOR}), codes.InvalidArgument, "role: must be one of ADMIN, SERVICE"},
+		"enum undefined":    {consents(&pb.ListConsentsRequest{State: 77}), codes.InvalidArgument, "state: must be one of PENDING, APPROVED"},
+		"enum number":       {key(admin, &pb.CreateKeyRequest{DisplayName: "a", Role: 99}), codes.InvalidArgument, "role: must be one of ADMIN, SERVICE, APPROVER, AUDITOR"},
 		"no credential":     {key(t.Context(), &pb.CreateKeyRequest{}), codes.Unauthenticated, ""},
 		"two credentials":   {key(metadata.AppendToOutgoingContext(admin, "authorization", "Bearer admin"), &pb.CreateKeyRequest{}), codes.Unauthenticated, ""},
 		"wrong role first":  {key(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer auditor"), &pb.CreateKeyRequest{}), codes.PermissionDenied, ""},
@@ -145,6 +152,9 @@ func TestGRPC_BadInput(t *testing.T) {
 		if calls := r.taken(); len(calls) > 0 {
 			t.Errorf("%s: reached %v", name, calls)
 		}
+	}
+	if err := key(admin, &pb.CreateKeyRequest{DisplayName: strings.Repeat("a", testLimit+1)}); !strings.Contains(fmt.Sprint(err), "the limit of 65536 bytes") {
+		t.Errorf("%v", err)
 	}
 	var header metadata.MD
 	ctx := metadata.AppendToOutgoingContext(admin, "x-request-id", "abc")

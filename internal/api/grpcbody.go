@@ -21,7 +21,11 @@ func (s *Server) serveGRPC(w http.ResponseWriter, r *http.Request, limit int) {
 	n, err := io.ReadFull(r.Body, prefix[:])
 	if err == nil && int64(binary.BigEndian.Uint32(prefix[1:])) > int64(limit) {
 		rq := &request{transport: "grpc", id: requestID(r.Header.Values(headerRequestID)), remote: parseAddr(r.RemoteAddr)}
-		a := answerFor(s.edge.finish(r.Context(), rq, r.URL.Path, tenant.Principal{}, nil, nil, errTooLarge, 0))
+		method := r.URL.Path
+		if _, ok := rules[method]; !ok {
+			method = "" // what a caller makes up is no label of a metric
+		}
+		a := answerFor(s.edge.finish(r.Context(), rq, method, tenant.Principal{}, nil, nil, tooLarge(limit), 0))
 		writeTrailersOnly(w, a, rq.id)
 		return
 	}

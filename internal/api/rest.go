@@ -95,7 +95,7 @@ func (h *rest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.Body != nil {
-		inner.Body = &restBody{r: r.Body, limit: h.limit, size: r.ContentLength}
+		inner.Body = &restBody{r: r.Body, limit: h.limit, left: h.limit, size: r.ContentLength}
 	}
 	h.mux.ServeHTTP(w, inner)
 }
@@ -117,7 +117,7 @@ func (h *rest) refuse(r *http.Request, rq *request) error {
 		return fault.Field1("query", "%s takes no parameters in the query, but has %.64q", r.Method, name)
 	}
 	if r.ContentLength > int64(h.limit) {
-		return errTooLarge
+		return tooLarge(h.limit)
 	}
 	if types := r.Header["Content-Type"]; len(types) > 0 {
 		mt, _, err := mime.ParseMediaType(types[0])

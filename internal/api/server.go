@@ -84,12 +84,13 @@ func New(c Config) (*Server, error) {
 	e := &edge{auth: c.Auth, limiter: c.Limiter, metrics: c.Metrics, log: c.Log, validator: v, now: time.Now}
 	s := &Server{edge: e, ready: c.Ready}
 	s.grpc = grpc.NewServer(grpc.MaxRecvMsgSize(c.MaxRequestBytes), grpc.UnaryInterceptor(e.unary),
-		grpc.UnknownServiceHandler(e.unknownMethod))
+		grpc.StreamInterceptor(e.stream), grpc.UnknownServiceHandler(e.unknownMethod))
 	local := &channel{edge: e, methods: map[string]localMethod{}}
 	gateway := newGateway(e)
 	if err := c.Services.register(registrars{s.grpc, local}, gateway, local); err != nil {
 		return nil, err
 	}
+	s.registerOpen()
 	s.http = s.newHTTP(c.Log, s.handler(&rest{mux: gateway, edge: e, limit: c.MaxRequestBytes}, c.MaxRequestBytes, bodyTimeout))
 	return s, nil
 }
@@ -151,16 +152,25 @@ func plain(w http.ResponseWriter, r *http.Request, body []byte) {
 }
 
 func (s *Server) serveReady(w http.ResponseWriter, r *http.Request) {
-	if s.ready != nil {
-		ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
-		defer cancel()
-		if err := s.ready(ctx); err != nil {
-			s.edge.log.WarnContext(ctx, "not ready", "error", detail(err))
-			writeError(w, answerFor(errNotReady))
-			return
-		}
+	if !s.isReady(r.Context()) {
+		writeError(w, answerFor(errNotReady))
+		return
 	}
 	plain(w, r, []byte(`{"status":"ready"}`))
+}
+
+// isReady asks whether the server can take requests; why not is logged.
+func (s *Server) isReady(ctx context.Context) bool {
+	if s.ready == nil {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	err := s.ready(ctx)
+	if err != nil {
+		s.edge.log.WarnContext(ctx, "not ready", "error", detail(err))
+	}
+	return err == nil
 }
 
 // Serve answers on l until ctx ends or Shutdown is called, and then returns nil.

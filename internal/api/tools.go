@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"strings"
 	"time"
 
@@ -31,8 +32,12 @@ type Offers interface {
 	Encoded(r *catalog.Revision, allowedKey string, build func() []byte) []byte
 }
 
-// maxListing bounds the servers that one request asks at a time.
-const maxListing = 8
+const (
+	// maxListing bounds the servers that one request asks at a time.
+	maxListing = 8
+	// maxMissing bounds the findings about single tools of a server.
+	maxMissing = 20
+)
 
 type catalogService struct {
 	pb.UnimplementedCatalogServiceServer
@@ -141,20 +146,65 @@ func mismatch(p tenant.Principal, ses *sessions.Session, o *offer, revision int)
 	return authz.Result{}, true
 }
 
-// allow keeps the definitions that are pinned and that the principal may use.
+// allow keeps the definitions that are pinned and that the principal may use,
+// and notes what the contract has for this principal but cannot be shown.
 func (o *offer) allow(p tenant.Principal, words []string) {
 	subject := p.Subject.String()
 	bits := make([]byte, (len(o.revision.Definitions)+7)/8)
+	shown := 0
 	for i := range o.revision.Definitions {
 		d := &o.revision.Definitions[i]
 		t, ok := o.contract.Tool(d.Name)
-		if !ok || !d.Callable() || !t.Pins(d.Digest) || !t.Subjects.Allow(subject, p.Groups, p.Project) || !mentions(d, words) {
+		if !ok || !d.Callable() || !t.Pins(d.Digest) || !t.Subjects.Allow(subject, p.Groups, p.Project) {
 			continue
 		}
-		o.allowed = append(o.allowed, i)
-		bits[i/8] |= 1 << (i % 8)
+		shown++ // names are unique among what is callable
+		if mentions(d, words) {
+			o.allowed = append(o.allowed, i)
+			bits[i/8] |= 1 << (i % 8)
+		}
 	}
 	o.key = strings.Join([]string{"mcp", o.server.ID, o.server.Name, o.server.Origin, o.contract.ID, string(bits)}, "\x00")
+	var usable []*contract.Tool
+	for _, t := range o.contract.Tools {
+		if t.Subjects.Allow(subject, p.Groups, p.Project) {
+			usable = append(usable, t)
+		}
+	}
+	if shown < len(usable) {
+		o.noteMissing(usable)
+	}
+}
+
+// noteMissing says of each tool why it is not shown, whatever was searched for.
+func (o *offer) noteMissing(usable []*contract.Tool) {
+	offered := make(map[string]*catalog.Definition, len(o.revision.Definitions))
+	for i := range o.revision.Definitions {
+		d := &o.revision.Definitions[i]
+		if offered[d.Name] == nil || d.Callable() {
+			offered[d.Name] = d
+		}
+	}
+	missing := 0
+	for _, t := range usable {
+		code, why := "", ""
+		switch d := offered[t.Name]; {
+		case d == nil:
+			code, why = "TOOL_NOT_OFFERED", "the contract has it, but the server does not offer it"
+		case !d.Callable():
+			code, why = "DEFINITION_QUARANTINED", d.Quarantine
+		case !t.Pins(d.Digest):
+			code, why = "DEFINITION_CHANGED", "its definition is not the one that the contract pins"
+		default:
+			continue
+		}
+		if missing++; missing <= maxMissing {
+			o.note(code, t.Name+": "+why)
+		}
+	}
+	if missing > maxMissing {
+		o.note("MORE_TOOLS_MISSING", fmt.Sprintf("and %d more tools of the contract are not shown", missing-maxMissing))
+	}
 }
 
 func mentions(d *catalog.Definition, words []string) bool {
