@@ -75,7 +75,7 @@ func (s *Service) repeated(ctx context.Context, p tenant.Principal, r Proposal, 
 	e := s.pending[requestKey{p.Tenant, p.Subject, r.RequestID}]
 	s.mu.Unlock()
 	if e != nil {
-		if err := sameRequest(e.snapshot(), r, in); err != nil {
+		if err := sameRequest(p, e.snapshot(), r, in); err != nil {
 			return nil, err
 		}
 		return s.follow(ctx, e, r.Wait)
@@ -91,7 +91,7 @@ func (s *Service) repeated(ctx context.Context, p tenant.Principal, r Proposal, 
 	if err != nil {
 		return nil, err
 	}
-	if err := sameRequest(c, r, in); err != nil {
+	if err := sameRequest(p, c, r, in); err != nil {
 		return nil, err
 	}
 	if c.State.Settled() {
@@ -100,11 +100,17 @@ func (s *Service) repeated(ctx context.Context, p tenant.Principal, r Proposal, 
 	return s.await(ctx, p, callKey{c.Tenant, c.ID}, r.Wait, func(c *Call) bool { return c.State.Settled() })
 }
 
-func sameRequest(c *Call, r Proposal, in parsed) error {
+// sameRequest refuses a request whose id stands for another call. Of a call that
+// the caller may not see it says no more.
+func sameRequest(p tenant.Principal, c *Call, r Proposal, in parsed) error {
 	if c.requestDigest == in.digest {
 		return nil
 	}
-	f := fault.New(fault.Exists, "REQUEST_ID_REUSED", "requestId was used for another call").With("callId", c.ID)
+	f := fault.New(fault.Exists, "REQUEST_ID_REUSED", "requestId was used for another call")
+	if !owns(p, c) {
+		return f
+	}
+	f = f.With("callId", c.ID)
 	var paths []string
 	if c.ServerID != in.server.ID {
 		paths = append(paths, "server")

@@ -117,8 +117,11 @@ func (c *Call) binding() consent.Binding {
 }
 
 // owns reports whether the principal may see the call: its subject, and roles
-// that see their whole tenant.
+// that see their whole tenant, with a credential that is for the call's server.
 func owns(p tenant.Principal, c *Call) bool {
+	if !p.MayUse(c.ServerName) {
+		return false
+	}
 	switch p.Role {
 	case tenant.RoleAdmin, tenant.RoleAuditor:
 		return true

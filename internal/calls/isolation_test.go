@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
 	"github.com/bulkhead-mcp/bulkhead/internal/consent"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
@@ -15,7 +16,8 @@ import (
 )
 
 // stranger tries to reach what is alice's: as somebody with the same name in
-// another tenant, or as another user of hers.
+// another tenant, as another user of hers, or as herself by a key that is not for
+// her server.
 type stranger struct {
 	*scene        // of alice
 	who           string
@@ -24,6 +26,8 @@ type stranger struct {
 	done, waiting *Call // of alice
 	grant         string
 	sameTenant    bool
+	limited       bool               // user is alice
+	approvers     []tenant.Principal // of a limited stranger: each outside one limit
 	ctx           context.Context
 	binding       consent.Binding
 }
@@ -51,6 +55,9 @@ var isolationCases = map[string]func(x *stranger){
 		r.RequestID = x.waiting.RequestID
 		_, err = x.Propose(x.ctx, x.user, r)
 		x.notFound("repeat her request", err)
+		if x.limited {
+			x.taken(r.RequestID)
+		}
 	},
 	"calls.Get": func(x *stranger) {
 		for _, c := range []*Call{x.done, x.waiting} {
@@ -282,6 +289,10 @@ var isolationCases = map[string]func(x *stranger){
 		switch {
 		case !x.sameTenant:
 			x.notFound("open with her server", err)
+		case x.limited:
+			if !fault.Is(err, fault.Denied) {
+				x.t.Errorf("%s: open with her server: %+v %v", x.who, s, err)
+			}
 		case err != nil || s.ID == x.session.ID || s.Subject != x.user.Subject:
 			x.t.Errorf("%+v %v", s, err)
 		default:
@@ -293,7 +304,27 @@ var isolationCases = map[string]func(x *stranger){
 
 var errUndo = fault.New(fault.Conflict, "UNDO", "undone by the test")
 
+// taken repeats a request of alice's for a server that the key is for: it learns
+// that the id is taken, and nothing of the call that has it.
+func (x *stranger) taken(requestID string) {
+	x.t.Helper()
+	s, err := x.store.Create(x.ctx, x.user, sessions.OpenRequest{Servers: []string{"mail"}})
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	r := x.proposal("write_call")
+	r.SessionID, r.Server, r.RequestID = s.ID, "mail", requestID
+	_, err = x.Propose(x.ctx, x.user, r)
+	if f, ok := fault.As(err); !ok || f.Kind != fault.Exists || len(f.Fields) > 0 || len(f.Metadata) > 0 {
+		x.t.Errorf("%s: her request id: %v", x.who, err)
+	}
+	x.w.exec(`DELETE FROM sessions WHERE session_id = $1`, s.ID)
+}
+
 func (x *stranger) principals() []tenant.Principal {
+	if x.limited {
+		return append([]tenant.Principal{x.user}, x.approvers...)
+	}
 	if x.sameTenant {
 		return []tenant.Principal{x.user, {Tenant: x.user.Tenant, Role: tenant.RoleService}, {Tenant: x.user.Tenant, Role: tenant.RoleUser}}
 	}
@@ -332,6 +363,20 @@ func methods(v any, pkg string) (out []string) {
 	return out
 }
 
+// asked are the methods that take a principal, whose limits they have to keep;
+// the others are the business of whoever has checked one.
+func asked(v any, pkg string, into map[string]bool) {
+	t := reflect.TypeOf(v)
+	for i := range t.NumMethod() {
+		m := t.Method(i)
+		for n := range m.Type.NumIn() {
+			if m.Type.In(n) == reflect.TypeFor[tenant.Principal]() {
+				into[pkg+"."+m.Name] = true
+			}
+		}
+	}
+}
+
 // print is everything that is alice's, as text.
 func (w *world) print(t tenant.ID) string {
 	var b strings.Builder
@@ -347,7 +392,9 @@ func (w *world) print(t tenant.ID) string {
 }
 
 // Every method of the stores, with another tenant and with another user of the
-// same tenant: nothing of one is seen or changed by the other.
+// same tenant: nothing of one is seen or changed by the other. And every method
+// that takes a principal, with keys of the same tenant that are limited to other
+// servers, users and subject spaces.
 func TestIsolation_EveryMethodWithTwoTenantsAndTwoSubjects(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -402,10 +449,29 @@ func TestIsolation_EveryMethodWithTwoTenantsAndTwoSubjects(t *testing.T) {
 	impostor.user = w.key(sc.admin, tenant.KeySpec{Role: tenant.RoleService, SubjectSpace: "other"}, tenant.OnBehalf{User: "alice"})
 	impostor.admin = bob.admin
 
+	limited := base
+	limited.who, limited.sameTenant, limited.limited, limited.admin = "a key for other servers", true, true, bob.admin
+	limited.user = w.key(sc.admin, tenant.KeySpec{Role: tenant.RoleService, Servers: []string{"mail"}, MayDecide: true}, tenant.OnBehalf{User: "alice"})
+	if limited.user.Subject != sc.alice.Subject {
+		t.Fatal("the subjects differ, which proves less")
+	}
+	for _, spec := range []tenant.KeySpec{{Servers: []string{"mail"}}, {UserPatterns: []string{"bob", "a_ice"}}, {SubjectSpace: "other"}} {
+		spec.Role = tenant.RoleApprover
+		limited.approvers = append(limited.approvers, w.key(sc.admin, spec, tenant.OnBehalf{}))
+	}
+	if _, err := n.catalog.CreateServer(t.Context(), sc.admin, catalog.ServerSpec{Name: "mail", URL: "https://mail.example/mcp"}, ""); err != nil {
+		t.Fatal(err)
+	}
+	byPrincipal := map[string]bool{}
+	asked(n.Service, "calls", byPrincipal)
+	asked(n.consents, "consent", byPrincipal)
+	asked(n.contracts, "authz", byPrincipal)
+	asked(n.store, "sessions", byPrincipal)
+
 	before := w.print(sc.alice.Tenant)
-	for _, x := range []*stranger{&other, &bob, &impostor} {
+	for _, x := range []*stranger{&other, &bob, &impostor, &limited} {
 		for name, fn := range isolationCases {
-			if fn == nil {
+			if fn == nil || x.limited && !byPrincipal[name] {
 				continue
 			}
 			fn(x)
@@ -414,6 +480,21 @@ func TestIsolation_EveryMethodWithTwoTenantsAndTwoSubjects(t *testing.T) {
 			}
 		}
 	}
+	// A key for her server sees it all, and what she did at another one not.
+	own := w.key(sc.admin, tenant.KeySpec{Role: tenant.RoleService, Servers: []string{"calendar"}}, tenant.OnBehalf{User: "alice"})
+	r := sc.proposal("read")
+	r.Server = "mail"
+	elsewhere, err := sc.Propose(t.Context(), sc.alice, r)
+	if err != nil || elsewhere.State != Denied {
+		t.Fatalf("%+v, %v", elsewhere, err)
+	}
+	base.user, base.who = own, "a key for the calendar"
+	_, err = sc.Get(t.Context(), own, elsewhere.ID, 0, 0)
+	base.notFound("get what is elsewhere", err)
+	if cs, err := sc.List(t.Context(), own, Filter{SessionID: sc.session.ID, Limit: 2}); err != nil || len(cs) != 2 || cs[0].ID != waiting.ID {
+		t.Errorf("the limited key: %d calls, %v", len(cs), err)
+	}
+	w.exec(`DELETE FROM calls WHERE call_id = $1`, elsewhere.ID)
 	// And she herself sees it all.
 	if cs, err := sc.List(t.Context(), sc.alice, Filter{SessionID: sc.session.ID, Limit: 10}); err != nil || len(cs) != 2 || cs[0].ID != waiting.ID {
 		t.Errorf("%d calls, %v", len(cs), err)

@@ -307,8 +307,9 @@ func (s *Service) List(ctx context.Context, p tenant.Principal, f Filter) (out [
 	}
 	err = s.deps.DB.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
 		rows, err := tx.Query(ctx, selectSQL+`WHERE tenant_id = $1 AND session_id = $2 AND subject_source = $3 AND subject = $4
-			AND ($5 = '' OR state = $5) AND ($6 = '' OR call_id < $6) ORDER BY call_id DESC LIMIT $7`,
-			tx.Tenant(), f.SessionID, p.Subject.Source, p.Subject.Value, string(f.State), f.Before, f.Limit)
+			AND ($5 = '' OR state = $5) AND ($6 = '' OR call_id < $6)
+			AND (COALESCE(cardinality($8::text[]), 0) = 0 OR server_name = ANY ($8)) ORDER BY call_id DESC LIMIT $7`,
+			tx.Tenant(), f.SessionID, p.Subject.Source, p.Subject.Value, string(f.State), f.Before, f.Limit, p.Servers)
 		if err != nil {
 			return err
 		}

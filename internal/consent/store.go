@@ -48,14 +48,19 @@ func read(ctx context.Context, tx tenant.Tx, id string) (Consent, error) {
 
 var errNotFound = fault.New(fault.NotFound, "CONSENT_NOT_FOUND", "no such consent")
 
+// seesOthers reports whether the role sees consents of more than one subject.
+func seesOthers(r tenant.Role) bool {
+	return r == tenant.RoleApprover || r == tenant.RoleAdmin || r == tenant.RoleAuditor
+}
+
 // sees is the ownership rule: approvers, admins and auditors see their tenant's
-// consents, everyone else those of the subject they act for.
+// consents, everyone else those of the subject they act for; all of them only
+// what their credential's limits leave. List says the same in SQL.
 func sees(p tenant.Principal, c Consent) bool {
-	switch p.Role {
-	case tenant.RoleApprover, tenant.RoleAdmin, tenant.RoleAuditor:
-		return true
+	if !p.MayUse(c.ServerName) || !p.MayActFor(c.Subject) {
+		return false
 	}
-	return !p.Subject.IsZero() && p.Subject == c.Subject
+	return seesOthers(p.Role) || !p.Subject.IsZero() && p.Subject == c.Subject
 }
 
 func visible(ctx context.Context, tx tenant.Tx, p tenant.Principal, id string) (Consent, error) {
@@ -105,7 +110,7 @@ type Filter struct {
 
 // List returns consents that the caller may see in the order of their ids.
 func (s *Service) List(ctx context.Context, p tenant.Principal, f Filter) (vs []View, err error) {
-	all := sees(p, Consent{Binding: Binding{Subject: tenant.Subject{Value: "\x00nobody"}}})
+	all := seesOthers(p.Role)
 	if !all && p.Subject.IsZero() {
 		return nil, nil
 	}
@@ -114,8 +119,10 @@ func (s *Service) List(ctx context.Context, p tenant.Principal, f Filter) (vs []
 			(SELECT arguments FROM calls c WHERE c.tenant_id = k.tenant_id AND c.call_id = k.call_id)
 			FROM consents k WHERE tenant_id = $1 AND consent_id > $2 AND ($3 = '' OR state = $3)
 			AND ($4 = '' OR session_id = $4) AND ($5 OR (subject_source = $6 AND subject = $7))
+			AND (COALESCE(cardinality($9::text[]), 0) = 0 OR server_name = ANY ($9))
+			AND ($10 = '' OR subject_source = $10) AND (cardinality($11::text[]) = 0 OR subject LIKE ANY ($11))
 			ORDER BY consent_id LIMIT $8`, tx.Tenant(), f.After, string(f.State), f.SessionID, all,
-			p.Subject.Source, p.Subject.Value, f.Limit)
+			p.Subject.Source, p.Subject.Value, f.Limit, p.Servers, p.SubjectSpace, p.UserLikes())
 		if err != nil {
 			return err
 		}

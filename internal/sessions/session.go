@@ -43,6 +43,8 @@ type Session struct {
 	ExpireTime time.Time
 	CloseTime  *time.Time
 
+	// serverNames has the name for each of ServerIDs, "" for one that has none.
+	serverNames []string
 	// calls counts the session's admitted calls: what the database knew when the
 	// session was read, and what this replica admitted since.
 	calls *atomic.Int64
@@ -60,6 +62,14 @@ func (s *Session) Open(now time.Time) bool { return s.State == "OPEN" && now.Bef
 
 // Has reports whether the session was opened with this server.
 func (s *Session) Has(serverID string) bool { return slices.Contains(s.ServerIDs, serverID) }
+
+// visible reports whether the session exists for the caller: it is that of the
+// subject it acts for, and its credential is for every server of the session, as
+// it would have to be to open it.
+func (s *Session) visible(p tenant.Principal) bool {
+	return !p.Subject.IsZero() && s.Subject == p.Subject &&
+		!slices.ContainsFunc(s.serverNames, func(name string) bool { return !p.MayUse(name) })
+}
 
 // Calls returns the number of admitted calls known to this replica.
 func (s *Session) Calls() int64 { return s.calls.Load() }
@@ -175,7 +185,11 @@ func (s *Store) Create(ctx context.Context, p tenant.Principal, r OpenRequest) (
 			return err
 		}
 		if earlier != "" {
-			out, err = readSession(ctx, tx, earlier)
+			was, err := readSession(ctx, tx, earlier)
+			if err == nil && !was.visible(p) {
+				return fault.New(fault.Exists, "REQUEST_ID_REUSED", "requestId was used for another session")
+			}
+			out = was
 			return err
 		}
 		out, err = s.insert(ctx, tx, p, id, ids, r.TTL)
@@ -231,7 +245,11 @@ func (s *Store) resolve(ctx context.Context, p tenant.Principal, names []string)
 }
 
 const sessionColumns = `s.session_id, s.key_id, s.subject_source, s.subject, s.groups, s.project, s.server_ids, s.state,
-	s.create_time, s.expire_time, s.close_time, COALESCE(u.calls, 0)`
+	s.create_time, s.expire_time, s.close_time, COALESCE(u.calls, 0), ` + sessionNames
+
+// The names of a session's servers, of deleted ones too. A name never changes.
+const sessionNames = `ARRAY(SELECT COALESCE(v.name, '') FROM unnest(s.server_ids) AS m (id)
+	LEFT JOIN servers v ON v.tenant_id = s.tenant_id AND v.server_id = m.id)`
 
 const sessionFrom = ` FROM sessions s LEFT JOIN session_usage u ON u.tenant_id = s.tenant_id AND u.session_id = s.session_id `
 
@@ -239,7 +257,7 @@ func scanSession(row pgx.CollectableRow) (*Session, error) {
 	s := &Session{calls: new(atomic.Int64)}
 	var n int64
 	err := row.Scan(&s.ID, &s.KeyID, &s.Subject.Source, &s.Subject.Value, &s.Groups, &s.Project, &s.ServerIDs, &s.State,
-		&s.CreateTime, &s.ExpireTime, &s.CloseTime, &n)
+		&s.CreateTime, &s.ExpireTime, &s.CloseTime, &n, &s.serverNames)
 	s.calls.Store(n)
 	return s, err
 }
@@ -259,8 +277,8 @@ func readSession(ctx context.Context, tx tenant.Tx, id string) (*Session, error)
 }
 
 // Get returns the caller's session from memory when Postgres confirmed it within
-// the last five seconds. A session of another subject does not exist for the
-// caller.
+// the last five seconds. A session of another subject, or with a server that the
+// caller's credential is not for, does not exist for the caller.
 func (s *Store) Get(ctx context.Context, p tenant.Principal, id string) (*Session, error) {
 	if !resource.IsID(resource.Session, id) {
 		return nil, errSessionNotFound
@@ -275,7 +293,7 @@ func (s *Store) Get(ctx context.Context, p tenant.Principal, id string) (*Sessio
 			return nil, err
 		}
 	}
-	if p.Subject.IsZero() || c.session.Subject != p.Subject {
+	if !c.session.visible(p) {
 		return nil, errSessionNotFound
 	}
 	return c.session, nil
@@ -336,7 +354,8 @@ func (s *Store) List(ctx context.Context, p tenant.Principal, after string, limi
 	err = s.db.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
 		rows, err := tx.Query(ctx, `SELECT `+sessionColumns+sessionFrom+`
 			WHERE s.tenant_id = $1 AND s.subject_source = $2 AND s.subject = $3 AND s.session_id > $4
-			ORDER BY s.session_id LIMIT $5`, tx.Tenant(), p.Subject.Source, p.Subject.Value, after, limit)
+			AND (COALESCE(cardinality($6::text[]), 0) = 0 OR `+sessionNames+` <@ $6)
+			ORDER BY s.session_id LIMIT $5`, tx.Tenant(), p.Subject.Source, p.Subject.Value, after, limit, p.Servers)
 		if err != nil {
 			return err
 		}
@@ -361,6 +380,13 @@ func (s *Store) Close(ctx context.Context, p tenant.Principal, id string) (out *
 		}
 		if err != nil {
 			return err
+		}
+		ses, err := readSession(ctx, tx, id)
+		if err != nil {
+			return err
+		}
+		if !ses.visible(p) {
+			return errSessionNotFound
 		}
 		if state == "OPEN" {
 			if err := s.close(ctx, tx, p, id); err != nil {

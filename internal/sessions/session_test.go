@@ -294,3 +294,78 @@ func TestSessionCount_AcrossReads(t *testing.T) {
 		}
 	}
 }
+
+// A session exists for a limited credential when the credential is for each of
+// its servers, deleted ones too; pages of List stay full.
+func TestSession_LimitedToServers(t *testing.T) {
+	t.Parallel()
+	w := newStoreWorld(t)
+	for _, name := range []string{"a", "b"} {
+		w.exec(`INSERT INTO servers (tenant_id, server_id, name, display_name, transport, url, origin, isolation, state)
+			VALUES ($1, 'srv_' || $2, $2, $2, 'HTTP', 'https://x/', 'https://x', 'PER_USER', CASE $2::text WHEN 'a' THEN 'ACTIVE' ELSE 'DELETED' END)`,
+			w.alice.Tenant.String(), name)
+	}
+	both := w.open(OpenRequest{Servers: []string{"a", "b"}, RequestID: "both"})
+	unknown := w.open(OpenRequest{Servers: []string{"c"}})
+	var as []string
+	for range 3 {
+		w.open(OpenRequest{Servers: []string{"a", "b"}})
+		as = append(as, w.open(OpenRequest{Servers: []string{"a"}}).ID)
+	}
+	limited := func(servers ...string) tenant.Principal {
+		p := w.alice
+		p.Servers = servers
+		return p
+	}
+	for name, c := range map[string]struct {
+		p    tenant.Principal
+		id   string
+		sees bool
+	}{
+		"no limit":            {w.alice, both.ID, true},
+		"all of its servers":  {limited("x", "b", "a"), both.ID, true},
+		"one of them":         {limited("a"), both.ID, false},
+		"none of them":        {limited("x"), both.ID, false},
+		"its only one":        {limited("a"), as[0], true},
+		"a server of no name": {limited("c"), unknown.ID, false},
+	} {
+		for range 2 { // from the database, from memory
+			if _, err := w.store.Get(t.Context(), c.p, c.id); c.sees != (err == nil) || err != nil && !fault.Is(err, fault.NotFound) {
+				t.Errorf("%s: get: %v", name, err)
+			}
+		}
+		if c.sees {
+			continue
+		}
+		if s, err := w.store.Close(t.Context(), c.p, c.id); s != nil || !fault.Is(err, fault.NotFound) {
+			t.Errorf("%s: close: %+v %v", name, s, err)
+		}
+		if s, err := w.store.Get(t.Context(), w.alice, c.id); err != nil || s.State != "OPEN" || len(w.voider.ids) != 0 {
+			t.Errorf("%s: closed all the same: %+v %v", name, s, err)
+		}
+	}
+	var listed []string
+	for after := ""; ; {
+		ss, err := w.store.List(t.Context(), limited("a"), after, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range ss {
+			listed, after = append(listed, s.ID), s.ID
+		}
+		if len(ss) < 2 {
+			break
+		}
+	}
+	if !slices.Equal(listed, as) {
+		t.Errorf("lists %q, want %q", listed, as)
+	}
+	// A repeat of a request does not show what the repeating credential may not see.
+	all := w.open(OpenRequest{RequestID: "all"})
+	if s, err := w.store.Create(t.Context(), limited("a"), OpenRequest{RequestID: "all"}); s != nil || !fault.Is(err, fault.Exists) {
+		t.Errorf("repeats the request for %s: %+v %v", all.ID, s, err)
+	}
+	if s, err := w.store.Close(t.Context(), limited("a"), as[0]); err != nil || s.State != "CLOSED" {
+		t.Errorf("%+v %v", s, err)
+	}
+}

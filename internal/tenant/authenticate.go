@@ -106,7 +106,8 @@ func (c *credential) principal(who OnBehalf, remote netip.Addr) (Principal, erro
 	if len(c.prefix) > 0 && !contains(c.prefix, remote) {
 		return Principal{}, fault.New(fault.Denied, "NETWORK_NOT_ALLOWED", "this key is not for callers of this network")
 	}
-	p := Principal{Tenant: c.tenant, KeyID: c.key.ID, Role: c.key.Role, MayDecide: c.key.MayDecide, Servers: c.key.Servers}
+	p := Principal{Tenant: c.tenant, KeyID: c.key.ID, Role: c.key.Role, MayDecide: c.key.MayDecide,
+		Servers: c.key.Servers, SubjectSpace: c.key.SubjectSpace, UserPatterns: c.key.UserPatterns}
 	if who.User == "" {
 		if len(who.Groups) > 0 || who.Project != "" {
 			return Principal{}, fault.New(fault.Denied, "IDENTITY_NOT_ALLOWED", "groups and project need a user")
@@ -116,10 +117,10 @@ func (c *credential) principal(who OnBehalf, remote netip.Addr) (Principal, erro
 	if c.key.Role != RoleService {
 		return Principal{}, fault.New(fault.Denied, "IDENTITY_NOT_ALLOWED", "only a SERVICE key names a user")
 	}
-	if len(c.key.UserPatterns) > 0 && !matchesAny(c.key.UserPatterns, who.User) {
+	p.Subject = Subject{Source: c.key.SubjectSpace, Value: who.User}
+	if !p.MayActFor(p.Subject) {
 		return Principal{}, fault.New(fault.Denied, "USER_NOT_ALLOWED", "this key is not for this user")
 	}
-	p.Subject = Subject{Source: c.key.SubjectSpace, Value: who.User}
 	p.Groups, p.Project = who.Groups, who.Project
 	return p, nil
 }

@@ -17,15 +17,19 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/resource"
 )
 
-// DefaultSubjectSpace is the subject space of keys that name none, so that a
-// rotated key reaches the same users.
+// DefaultSubjectSpace is the subject space of service keys that name none, so
+// that a rotated key reaches the same users.
 const DefaultSubjectSpace = "default"
 
 // KeySpec is what an admin asks for. Lists hold at most 50 entries; a pattern is
 // text with * for any run of characters; networks are CIDR prefixes of callers.
 type KeySpec struct {
-	DisplayName  string
-	Role         Role
+	DisplayName string
+	Role        Role
+	// SubjectSpace, UserPatterns and Servers limit SERVICE and APPROVER keys, and
+	// are refused for all others, which act on the whole tenant. A SERVICE key
+	// without a space has DefaultSubjectSpace, an APPROVER key without one every
+	// space.
 	SubjectSpace string
 	UserPatterns []string
 	Servers      []string
@@ -77,7 +81,7 @@ func (s *Service) insertKey(ctx context.Context, tx Tx, spec KeySpec, actor stri
 }
 
 func (s *Service) insertKeyAs(ctx context.Context, tx Tx, id string, spec KeySpec, actor string) (NewKey, error) {
-	if spec.SubjectSpace == "" {
+	if spec.SubjectSpace == "" && spec.Role == RoleService {
 		spec.SubjectSpace = DefaultSubjectSpace
 	}
 	var random [32]byte
@@ -157,9 +161,13 @@ func (s *Service) ListKeys(ctx context.Context, p Principal, after string, limit
 }
 
 // RevokeKey ends a key at once for everything that is dispatched, and within
-// five seconds for what replicas hold in memory. Revoking twice is no error.
+// five seconds for what replicas hold in memory. Revoking twice is no error. The
+// last admin key that works is kept: fault.Precondition.
 func (s *Service) RevokeKey(ctx context.Context, p Principal, id string) (k Key, err error) {
 	err = s.db.InTx(ctx, p.Tenant, func(ctx context.Context, tx Tx) error {
+		if err := keepsAnAdmin(ctx, tx, id); err != nil {
+			return err
+		}
 		tag, err := tx.Exec(ctx, `UPDATE keys SET state = 'REVOKED', revoke_time = now()
 			WHERE tenant_id = $1 AND key_id = $2 AND state = 'ACTIVE'`, tx.Tenant(), id)
 		if err != nil {
@@ -180,6 +188,22 @@ func (s *Service) RevokeKey(ctx context.Context, p Principal, id string) (k Key,
 	return k, err
 }
 
+// keepsAnAdmin refuses to revoke the tenant's last admin key that works, without
+// which nobody could make another. It locks all of them in one order, so that of
+// two who revoke at once the second sees what the first has left.
+func keepsAnAdmin(ctx context.Context, tx Tx, id string) error {
+	rows, err := tx.Query(ctx, `SELECT key_id FROM keys WHERE tenant_id = $1 AND role = 'ADMIN' AND state = 'ACTIVE'
+		AND (expire_time IS NULL OR expire_time > clock_timestamp()) ORDER BY key_id FOR UPDATE`, tx.Tenant())
+	if err != nil {
+		return err
+	}
+	admins, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err == nil && len(admins) == 1 && admins[0] == id {
+		err = fault.New(fault.Precondition, "LAST_ADMIN_KEY", "this is the tenant's last admin key that works: make another one first")
+	}
+	return err
+}
+
 func (k KeySpec) check(now time.Time) error {
 	var bad []fault.Field
 	add := func(path, rule string) { bad = append(bad, fault.Field{Path: path, Rule: rule}) }
@@ -193,6 +217,16 @@ func (k KeySpec) check(now time.Time) error {
 	}
 	if k.MayDecide && k.Role != RoleService {
 		add("mayDecide", "is for SERVICE keys only")
+	}
+	if k.Role == RoleAdmin || k.Role == RoleAuditor {
+		for _, limit := range []struct {
+			path  string
+			given bool
+		}{{"subjectSpace", k.SubjectSpace != ""}, {"userPatterns", len(k.UserPatterns) > 0}, {"servers", len(k.Servers) > 0}} {
+			if limit.given {
+				add(limit.path, "is for SERVICE and APPROVER keys only")
+			}
+		}
 	}
 	if len(k.SubjectSpace) > 128 || strings.ContainsAny(k.SubjectSpace, "|\x00") {
 		add("subjectSpace", "must have at most 128 bytes and no |")

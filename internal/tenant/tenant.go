@@ -8,6 +8,8 @@ import (
 	"database/sql/driver"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 )
 
 // ID names a tenant. It cannot be built outside this package: it comes from a
@@ -106,6 +108,10 @@ type Principal struct {
 	MayDecide bool
 	// Servers limits the credential to these server names; empty means all.
 	Servers []string
+	// SubjectSpace and UserPatterns limit the credential to subjects of this source
+	// whose name matches a pattern; empty means any.
+	SubjectSpace string
+	UserPatterns []string
 }
 
 // Actor names the caller in audit entries: the key, and the subject it acts for.
@@ -119,13 +125,24 @@ func (p Principal) Actor() string {
 
 // MayUse reports whether the credential is for this server.
 func (p Principal) MayUse(server string) bool {
-	if len(p.Servers) == 0 {
-		return true
+	return len(p.Servers) == 0 || slices.Contains(p.Servers, server)
+}
+
+// MayActFor reports whether the credential is for this subject: for a service
+// key to act as it, for an approver to decide what it asked for.
+func (p Principal) MayActFor(s Subject) bool {
+	return (p.SubjectSpace == "" || p.SubjectSpace == s.Source) &&
+		(len(p.UserPatterns) == 0 || matchesAny(p.UserPatterns, s.Value))
+}
+
+var likeEscape = strings.NewReplacer(`\`, `\\`, `%`, `\%`, `_`, `\_`, `*`, `%`)
+
+// UserLikes returns UserPatterns as patterns of SQL's LIKE, for queries that
+// show what MayActFor shows.
+func (p Principal) UserLikes() []string {
+	out := make([]string, len(p.UserPatterns))
+	for i, pattern := range p.UserPatterns {
+		out[i] = likeEscape.Replace(pattern)
 	}
-	for _, s := range p.Servers {
-		if s == server {
-			return true
-		}
-	}
-	return false
+	return out
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -147,11 +148,15 @@ func TestCreateKey_NamesTheFields(t *testing.T) {
 		"servers":     {DisplayName: "x", Role: tenant.RoleService, Servers: []string{"A B"}},
 		"expireTime":  {DisplayName: "x", Role: tenant.RoleService, ExpireTime: time.Unix(1, 0)},
 	} {
-		_, err := w.svc.CreateKey(t.Context(), admin, spec, "")
-		f, ok := fault.As(err)
-		if !ok || f.Kind != fault.Invalid || !slices.ContainsFunc(f.Fields, func(x fault.Field) bool { return x.Path == field }) {
-			t.Errorf("%s: %v", field, err)
-		}
+		refused(t, w, admin, spec, field)
+	}
+	// Who acts on the whole tenant is not half limited.
+	for _, role := range []tenant.Role{tenant.RoleAdmin, tenant.RoleAuditor} {
+		refused(t, w, admin, tenant.KeySpec{DisplayName: "x", Role: role, Servers: []string{"a"}}, "servers")
+		refused(t, w, admin, tenant.KeySpec{DisplayName: "x", Role: role, UserPatterns: []string{"a"}}, "userPatterns")
+		refused(t, w, admin, tenant.KeySpec{DisplayName: "x", Role: role, SubjectSpace: "a"}, "subjectSpace")
+		refused(t, w, admin, tenant.KeySpec{DisplayName: "x", Role: role, SubjectSpace: "a", UserPatterns: []string{"a"}, Servers: []string{"a"}},
+			"subjectSpace", "userPatterns", "servers")
 	}
 	ks, err := w.svc.ListKeys(t.Context(), admin, "", 10)
 	if err != nil || len(ks) != 1 {
@@ -278,5 +283,119 @@ func TestInTx_RollsBackOnErrorAndPanic(t *testing.T) {
 	ks, err := w.svc.ListKeys(t.Context(), pa, "", 10)
 	if err != nil || ks[0].DisplayName == "changed" {
 		t.Errorf("not rolled back: %+v %v", ks, err)
+	}
+}
+
+// refused wants a key to be refused for exactly these fields.
+func refused(t *testing.T, w world, admin tenant.Principal, spec tenant.KeySpec, fields ...string) {
+	t.Helper()
+	_, err := w.svc.CreateKey(t.Context(), admin, spec, "")
+	f, ok := fault.As(err)
+	if !ok || f.Kind != fault.Invalid {
+		t.Errorf("%v: %v", fields, err)
+		return
+	}
+	var got []string
+	for _, x := range f.Fields {
+		got = append(got, x.Path)
+	}
+	if !slices.Equal(got, fields) {
+		t.Errorf("%+v: fields %q, want %q", spec, got, fields)
+	}
+}
+
+// A principal carries the limits of its key, and a space that nobody gave limits
+// service keys only.
+func TestAuthenticate_CarriesTheLimits(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	_, admin, _ := w.newTenant(t, "Acme")
+	alice, bob := tenant.Subject{Source: "default", Value: "alice"}, tenant.Subject{Source: "web", Value: "bob"}
+	for name, c := range map[string]struct {
+		spec              tenant.KeySpec
+		space             string
+		forAlice, forBob  bool
+		calendar, another bool
+	}{
+		"service":            {tenant.KeySpec{Role: tenant.RoleService}, "default", true, false, true, true},
+		"service of a space": {tenant.KeySpec{Role: tenant.RoleService, SubjectSpace: "web"}, "web", false, true, true, true},
+		"approver":           {tenant.KeySpec{Role: tenant.RoleApprover}, "", true, true, true, true},
+		"approver of default": {tenant.KeySpec{Role: tenant.RoleApprover, SubjectSpace: "default"}, "default",
+			true, false, true, true},
+		"approver of a space": {tenant.KeySpec{Role: tenant.RoleApprover, SubjectSpace: "web"}, "web", false, true, true, true},
+		"approver of users":   {tenant.KeySpec{Role: tenant.RoleApprover, UserPatterns: []string{"x", "b*"}}, "", false, true, true, true},
+		"approver of servers": {tenant.KeySpec{Role: tenant.RoleApprover, Servers: []string{"calendar"}}, "", true, true, true, false},
+		"approver of all":     {tenant.KeySpec{Role: tenant.RoleApprover, SubjectSpace: "web", UserPatterns: []string{"a*"}}, "web", false, false, true, true},
+		"admin":               {tenant.KeySpec{Role: tenant.RoleAdmin}, "", true, true, true, true},
+		"auditor":             {tenant.KeySpec{Role: tenant.RoleAuditor}, "", true, true, true, true},
+	} {
+		c.spec.DisplayName = name
+		k, err := w.svc.CreateKey(t.Context(), admin, c.spec, "")
+		if err != nil || k.SubjectSpace != c.space {
+			t.Errorf("%s: space %q, %v", name, k.SubjectSpace, err)
+			continue
+		}
+		p, err := w.svc.Authenticate(t.Context(), k.Secret, tenant.OnBehalf{}, local)
+		if err != nil || p.MayActFor(alice) != c.forAlice || p.MayActFor(bob) != c.forBob ||
+			p.MayUse("calendar") != c.calendar || p.MayUse("mail") != c.another {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
+	}
+}
+
+// The last admin key that works stays, whoever else revokes at the same time.
+func TestRevokeKey_KeepsAnAdmin(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	_, admin, _ := w.newTenant(t, "Acme")
+	last := func(id string) bool {
+		t.Helper()
+		_, err := w.svc.RevokeKey(t.Context(), admin, id)
+		f, ok := fault.As(err)
+		if err != nil && (!ok || f.Kind != fault.Precondition || f.Reason != "LAST_ADMIN_KEY") {
+			t.Fatal(err)
+		}
+		return err != nil
+	}
+	mint := func(spec tenant.KeySpec) string {
+		t.Helper()
+		spec.DisplayName = "x"
+		k, err := w.svc.CreateKey(t.Context(), admin, spec, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k.ID
+	}
+	if !last(admin.KeyID) {
+		t.Fatal("the only admin key was revoked")
+	}
+	// Neither another role nor an admin key that has ended stands in for one.
+	service, ended := mint(tenant.KeySpec{Role: tenant.RoleService}), mint(tenant.KeySpec{Role: tenant.RoleAdmin})
+	if _, err := w.pg.Owner(t).Exec(t.Context(), `UPDATE keys SET expire_time = now() WHERE key_id = $1`, ended); err != nil {
+		t.Fatal(err)
+	}
+	if !last(admin.KeyID) || last(ended) || last(ended) || last(service) || !last(admin.KeyID) {
+		t.Fatal("the last admin key that works was revoked, or another one was kept")
+	}
+	keys := []string{admin.KeyID}
+	for range 20 {
+		keys = append(keys[:1:1], mint(tenant.KeySpec{Role: tenant.RoleAdmin}))
+		var wg sync.WaitGroup
+		kept := [2]bool{}
+		for i, id := range keys {
+			wg.Go(func() {
+				_, err := w.svc.RevokeKey(t.Context(), admin, id)
+				if kept[i] = err != nil; kept[i] && !fault.Is(err, fault.Precondition) {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if kept[0] == kept[1] {
+			t.Fatalf("of two that revoke at once, kept: %v", kept)
+		}
+		if kept[1] {
+			keys[0] = keys[1]
+		}
 	}
 }

@@ -146,12 +146,18 @@ type Key struct {
 	KeyId       string                 `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
 	DisplayName string                 `protobuf:"bytes,2,opt,name=display_name,json=displayName,proto3" json:"display_name,omitempty"`
 	Role        Key_Role               `protobuf:"varint,3,opt,name=role,proto3,enum=bulkhead.v1.Key_Role" json:"role,omitempty"`
-	// Where the users named with this key come from. Equal user names of two
-	// subject spaces are two people.
+	// Of a SERVICE key: where the users named with it come from. Equal user names of
+	// two subject spaces are two people. Of an APPROVER key: the space whose users'
+	// consents it sees and decides; empty means all. Empty for all other roles.
 	SubjectSpace string `protobuf:"bytes,4,opt,name=subject_space,json=subjectSpace,proto3" json:"subject_space,omitempty"`
-	// Patterns of the users it may act for; none means any.
+	// Patterns of the users that a SERVICE key may act for, and whose consents an
+	// APPROVER key sees and decides; none means any. What is outside does not exist
+	// for the key. None for all other roles.
 	UserPatterns []string `protobuf:"bytes,5,rep,name=user_patterns,json=userPatterns,proto3" json:"user_patterns,omitempty"`
-	// Names of the servers it reaches; none means all.
+	// Names of the servers that a SERVICE key reaches, and whose consents an APPROVER
+	// key sees and decides; none means all. Calls and consents of other servers, and
+	// sessions that hold any other server, do not exist for the key. None for all
+	// other roles.
 	Servers []string `protobuf:"bytes,6,rep,name=servers,proto3" json:"servers,omitempty"`
 	// CIDR blocks from which it may be used; none means anywhere.
 	Networks []string `protobuf:"bytes,7,rep,name=networks,proto3" json:"networks,omitempty"`
@@ -303,14 +309,17 @@ type CreateKeyRequest struct {
 	DisplayName string                 `protobuf:"bytes,1,opt,name=display_name,json=displayName,proto3" json:"display_name,omitempty"`
 	// ADMIN, SERVICE, APPROVER or AUDITOR.
 	Role Key_Role `protobuf:"varint,2,opt,name=role,proto3,enum=bulkhead.v1.Key_Role" json:"role,omitempty"`
-	// Empty: "default". Keys of one space speak of the same users.
+	// For SERVICE and APPROVER keys only. Empty: "default" for SERVICE, every space
+	// for APPROVER. Keys of one space speak of the same users.
 	SubjectSpace string `protobuf:"bytes,3,opt,name=subject_space,json=subjectSpace,proto3" json:"subject_space,omitempty"`
-	// Each is a user name in which * stands for any run of characters.
-	UserPatterns []string               `protobuf:"bytes,4,rep,name=user_patterns,json=userPatterns,proto3" json:"user_patterns,omitempty"`
-	Servers      []string               `protobuf:"bytes,5,rep,name=servers,proto3" json:"servers,omitempty"`
-	Networks     []string               `protobuf:"bytes,6,rep,name=networks,proto3" json:"networks,omitempty"`
-	MayDecide    bool                   `protobuf:"varint,7,opt,name=may_decide,json=mayDecide,proto3" json:"may_decide,omitempty"`
-	ExpireTime   *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	// For SERVICE and APPROVER keys only. Each is a user name in which * stands for
+	// any run of characters.
+	UserPatterns []string `protobuf:"bytes,4,rep,name=user_patterns,json=userPatterns,proto3" json:"user_patterns,omitempty"`
+	// For SERVICE and APPROVER keys only: names of servers.
+	Servers    []string               `protobuf:"bytes,5,rep,name=servers,proto3" json:"servers,omitempty"`
+	Networks   []string               `protobuf:"bytes,6,rep,name=networks,proto3" json:"networks,omitempty"`
+	MayDecide  bool                   `protobuf:"varint,7,opt,name=may_decide,json=mayDecide,proto3" json:"may_decide,omitempty"`
+	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
 	// Makes a repeat harmless; minted when empty.
 	RequestId     string `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields

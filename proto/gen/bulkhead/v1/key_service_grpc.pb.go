@@ -35,7 +35,8 @@ type KeyServiceClient interface {
 	// ListKeys returns the tenant's keys, oldest first and revoked ones too, without their secrets.
 	ListKeys(ctx context.Context, in *ListKeysRequest, opts ...grpc.CallOption) (*ListKeysResponse, error)
 	// DeleteKey revokes a key at once. The row stays, so that audit entries keep
-	// their meaning; deleting it again changes nothing.
+	// their meaning; deleting it again changes nothing. The tenant's last ADMIN key
+	// that is active and has not expired cannot be revoked: LAST_ADMIN_KEY.
 	DeleteKey(ctx context.Context, in *DeleteKeyRequest, opts ...grpc.CallOption) (*Key, error)
 }
 
@@ -88,7 +89,8 @@ type KeyServiceServer interface {
 	// ListKeys returns the tenant's keys, oldest first and revoked ones too, without their secrets.
 	ListKeys(context.Context, *ListKeysRequest) (*ListKeysResponse, error)
 	// DeleteKey revokes a key at once. The row stays, so that audit entries keep
-	// their meaning; deleting it again changes nothing.
+	// their meaning; deleting it again changes nothing. The tenant's last ADMIN key
+	// that is active and has not expired cannot be revoked: LAST_ADMIN_KEY.
 	DeleteKey(context.Context, *DeleteKeyRequest) (*Key, error)
 	mustEmbedUnimplementedKeyServiceServer()
 }
