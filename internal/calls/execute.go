@@ -107,11 +107,13 @@ func (e *execution) run() {
 		o := e.send()
 		if o.state == Succeeded {
 			e.finish(o, Succeeded)
+			o.done()
 			return
 		}
 		f := e.failure(o)
 		step := After(f)
 		if step == Retry {
+			o.done() // only its error is of interest, and there is a pause
 			if e.again(o, f.Delay) {
 				continue
 			}
@@ -120,6 +122,7 @@ func (e *execution) run() {
 			step = After(f)
 		}
 		e.end(o, step)
+		o.done()
 		return
 	}
 }

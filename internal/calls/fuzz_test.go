@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
 )
 
 // FuzzCleanResult: what comes out is text that every JSON decoder reads; what was
@@ -32,8 +34,10 @@ func FuzzCleanResult(f *testing.F) {
 			t.Fatalf("%q is JSON, %q is not", in, out)
 		}
 		if json.Valid(in) {
-			toolError(out)
-			structuredContent(out)
+			if r, err := sessions.ReadResult(out); err == nil {
+				toolError(r.Parts)
+				structuredContent(r.Parts)
+			}
 		}
 	})
 }

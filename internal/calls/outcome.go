@@ -28,6 +28,14 @@ type outcome struct {
 	findings   []string
 	sideEffect string
 	by         string // where the outcome comes from, if not from the attempt itself
+	release    func() // gives back what the result has of the budget for answers
+}
+
+// done is called once the outcome is recorded or no longer of interest.
+func (o outcome) done() {
+	if o.release != nil {
+		o.release()
+	}
 }
 
 // word is how an attempt is filed.
@@ -45,10 +53,10 @@ func hostError(code, format string, args ...any) *Error {
 // read turns a response into an outcome. The result is looked into only as far
 // as the contract or the definition ask.
 func (e *execution) read(c *Call, r sessions.Response, err error) outcome {
-	o := outcome{phase: phaseOf(r.Phase), retryAfter: r.RetryAfter}
+	o := outcome{phase: phaseOf(r.Phase), retryAfter: r.RetryAfter, release: r.Release}
 	switch {
 	case err != nil:
-		e.readFailure(&o, r, err)
+		e.readFailure(&o, c, r, err)
 	case r.Error != nil:
 		o.phase = Answered
 		o.err = &Error{Layer: LayerProtocol, Code: strconv.FormatInt(r.Error.Code, 10), Message: cleanText(r.Error.Message, 2000), Data: cleanJSON(r.Error.Data)}
@@ -56,7 +64,7 @@ func (e *execution) read(c *Call, r sessions.Response, err error) outcome {
 		o.phase = Answered
 		o.err = hostError("INPUT_NOT_SUPPORTED", "the server asked for input, which this host does not offer yet")
 	default:
-		e.readResult(&o, c, r.Result)
+		e.readResult(&o, c, &r)
 	}
 	return o
 }
@@ -71,8 +79,13 @@ func phaseOf(p sessions.Phase) Phase {
 	return MaybeSent
 }
 
-func (e *execution) readFailure(o *outcome, r sessions.Response, err error) {
+func (e *execution) readFailure(o *outcome, c *Call, r sessions.Response, err error) {
 	f, ok := fault.As(err)
+	if ok && f.Kind == fault.Canceled || !ok && errors.Is(err, context.Canceled) {
+		// A person's wish or this replica's end: the server has no part in it.
+		o.err = hostError("CANCELLED", "the call was cancelled while the server worked on it")
+		return
+	}
 	if !ok {
 		o.err = &Error{Layer: LayerTransport, Code: "FAILED", Message: "the request failed"}
 		if errors.Is(err, context.DeadlineExceeded) {
@@ -89,6 +102,22 @@ func (e *execution) readFailure(o *outcome, r sessions.Response, err error) {
 	case fault.Unavailable, fault.Deadline, fault.Exhausted, fault.Conflict:
 		o.temporary = true
 	}
+	switch f.Reason {
+	case sessions.ResultInvalid:
+		o.temporary = false
+		o.result, o.findings = cleanResult(r.Result)
+		if c.Effect != Read {
+			o.err.Message += "; the server did answer, so the tool may have run"
+		}
+	case sessions.ErrorInvalid:
+		o.temporary = false
+		if e := r.Error; e != nil {
+			o.err.Data = cleanJSON(e.Data)
+			if e.Message != "" {
+				o.err.Message += ": " + cleanText(e.Message, 1000)
+			}
+		}
+	}
 	// A gateway's 502 or 504 proves nothing of what is behind it.
 	if r.HTTPStatus >= 500 && o.phase == Answered {
 		o.phase, o.temporary = MaybeSent, true
@@ -99,17 +128,18 @@ func (e *execution) readFailure(o *outcome, r sessions.Response, err error) {
 	}
 }
 
-func (e *execution) readResult(o *outcome, c *Call, raw []byte) {
+func (e *execution) readResult(o *outcome, c *Call, r *sessions.Response) {
 	o.phase = Answered
-	o.result, o.findings = cleanResult(raw)
-	if o.err = toolError(o.result); o.err != nil {
+	o.result, o.findings = cleanResult(r.Result)
+	o.findings = append(o.findings, oddities(r.Parts)...)
+	if o.err = toolError(r.Parts); o.err != nil {
 		return
 	}
 	o.state = Succeeded
 	if len(e.def.OutputSchema) == 0 && e.tool.StatusQuery == nil {
 		return
 	}
-	structured := structuredContent(o.result)
+	structured := structuredContent(r.Parts)
 	if len(e.def.OutputSchema) > 0 {
 		o.findings = append(o.findings, e.checkOutput(structured)...)
 	}
@@ -122,32 +152,34 @@ func (e *execution) readResult(o *outcome, c *Call, raw []byte) {
 	}
 }
 
-// toolError returns what a result with isError says, nil for any other.
-func toolError(result []byte) *Error {
-	// A name may be written with escapes.
-	if !bytes.Contains(result, []byte(`"isError"`)) && !bytes.Contains(result, []byte(`\u00`)) {
+// oddities are findings about members that are not as the protocol has them and
+// do no harm to the result.
+func oddities(p sessions.Parts) (found []string) {
+	for _, name := range p.Miscased {
+		found = append(found, "MISCASED_MEMBER: the result has a member like "+name+" in another case, which was ignored")
+	}
+	if len(p.Content) > 0 && p.Content[0] != '[' && string(p.Content) != "null" {
+		found = append(found, "CONTENT_INVALID: the result's content is not an array")
+	}
+	return found
+}
+
+// toolError returns what a result with isError says, nil for any other. What the
+// content is like makes no difference to whether the tool failed.
+func toolError(p sessions.Parts) *Error {
+	if !p.IsError {
 		return nil
 	}
-	var flag struct {
-		IsError bool              `json:"isError"`
-		Content []json.RawMessage `json:"content"`
-	}
-	if json.Unmarshal(result, &flag) != nil || !flag.IsError {
-		return nil
-	}
-	return &Error{Layer: LayerTool, Code: "TOOL_ERROR", Message: firstText(flag.Content)}
+	return &Error{Layer: LayerTool, Code: "TOOL_ERROR", Message: firstText(p.Content)}
 }
 
 // structuredContent returns the member in canonical form, nil when there is none
 // that can be read.
-func structuredContent(result []byte) []byte {
-	var r struct {
-		StructuredContent json.RawMessage `json:"structuredContent"`
-	}
-	if json.Unmarshal(result, &r) != nil || len(r.StructuredContent) == 0 {
+func structuredContent(p sessions.Parts) []byte {
+	if len(p.StructuredContent) == 0 {
 		return nil
 	}
-	canon, err := canonical.Args(r.StructuredContent)
+	canon, err := canonical.Args(cleanJSON(p.StructuredContent))
 	if err != nil {
 		return nil
 	}
@@ -183,14 +215,42 @@ func (e *execution) vars(c *Call) contract.Vars {
 	return v
 }
 
-func firstText(content []json.RawMessage) string {
-	for _, raw := range content {
-		var block struct{ Type, Text string }
-		if json.Unmarshal(raw, &block) == nil && block.Type == "text" {
-			return cleanText(block.Text, 2000)
+// maxBlocks is how many blocks of content are searched for a text.
+const maxBlocks = 64
+
+// firstText returns the first text of a content, which may also be a bare string.
+func firstText(content []byte) string {
+	const none = "the tool says that it failed"
+	if len(content) == 0 {
+		return none
+	}
+	if content[0] == '"' {
+		return textOf(content, none)
+	}
+	d := json.NewDecoder(bytes.NewReader(content))
+	if t, err := d.Token(); err != nil || t != json.Delim('[') {
+		return none
+	}
+	for n := 0; n < maxBlocks && d.More(); n++ {
+		var raw json.RawMessage
+		if d.Decode(&raw) != nil {
+			break
+		}
+		// A map, because a struct would take members in any case.
+		var block map[string]json.RawMessage
+		if json.Unmarshal(raw, &block) == nil && textOf(block["type"], "") == "text" {
+			return textOf(block["text"], none)
 		}
 	}
-	return "the tool says that it failed"
+	return none
+}
+
+func textOf(raw []byte, otherwise string) string {
+	var s string
+	if len(raw) == 0 || raw[0] != '"' || json.Unmarshal(raw, &s) != nil {
+		return otherwise
+	}
+	return cleanText(s, 2000)
 }
 
 // cleanText makes foreign text valid UTF-8 without NUL and cuts it.
@@ -220,7 +280,7 @@ func cleanResult(raw []byte) ([]byte, []string) {
 		out = bytes.ToValidUTF8(out, []byte("\uFFFD"))
 	}
 	out = replaceLoneSurrogates(out)
-	if bytes.Equal(out, raw) {
+	if len(raw) == 0 || &out[0] == &raw[0] || bytes.Equal(out, raw) {
 		return raw, nil
 	}
 	return out, []string{"TEXT_REPAIRED: the result held bytes or surrogates that are not text; they were replaced"}

@@ -243,3 +243,93 @@ func TestFinalFrom(t *testing.T) {
 		}
 	}
 }
+
+// TestOutcome_OddResults: whatever its shape, a failure is no success, and a
+// member of another name is no member of the protocol.
+func TestOutcome_OddResults(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	sc := w.scene(w.node(quick()))
+	for result, want := range map[string]struct {
+		state   State
+		layer   Layer
+		code    string
+		text    string
+		finding string
+	}{
+		`{"isError":true,"content":"permission denied"}`:             {Failed, LayerTool, "TOOL_ERROR", "permission denied", "CONTENT_INVALID"},
+		`{"isError":true,"content":{"x":1}}`:                         {Failed, LayerTool, "TOOL_ERROR", "says that it failed", "CONTENT_INVALID"},
+		`{"isError":true,"ISERROR":false,"content":[]}`:              {Failed, LayerTool, "TOOL_ERROR", "says that it failed", "MISCASED_MEMBER"},
+		`{"isError":"true"}`:                                         {Failed, LayerProtocol, "RESULT_INVALID", "may have run", ""},
+		`{"isError":1}`:                                              {Failed, LayerProtocol, "RESULT_INVALID", "may have run", ""},
+		`{"isError":false,"isError":true}`:                           {Failed, LayerProtocol, "RESULT_INVALID", "twice", ""},
+		`{"content":[],"content":[{"type":"text","text":"\ud800"}]}`: {Failed, LayerProtocol, "RESULT_INVALID", "twice", "TEXT_REPAIRED"},
+		`[]`:                            {Failed, LayerProtocol, "RESULT_INVALID", "not an object", ""},
+		`{"content":"plain"}`:           {Succeeded, "", "", "", "CONTENT_INVALID"},
+		`{"content":null}`:              {Succeeded, "", "", "", ""},
+		`{"structuredContent":{"a":1}}`: {Succeeded, "", "", "", ""},
+		`{"Content":[],"content":[]}`:   {Succeeded, "", "", "", "MISCASED_MEMBER"},
+	} {
+		for _, tool := range []string{"write", "read_retry"} {
+			w.sender.answer(func(context.Context, sent, int) (sessions.Response, error) { return answered(result) })
+			c := sc.propose(tool, func(r *Proposal) { r.Arguments = fmt.Appendf(nil, `{"case":%q}`, result) })
+			got := sc.get(c.ID)
+			clean, _ := cleanResult([]byte(result))
+			if got.State != want.state || len(got.Attempts) != 1 || got.Attempts[0].Phase != Answered || string(got.Result) != string(clean) {
+				t.Errorf("%s of %s: %s, %s, %+v", result, tool, got.State, got.Result, got.Attempts)
+				continue
+			}
+			if end := got.Attempts[0].EndTime; end == nil || got.FinishTime == nil || end.After(*got.FinishTime) {
+				t.Errorf("%s of %s: the attempt ended at %v, the call at %v", result, tool, end, got.FinishTime)
+			}
+			text := want.text
+			if tool != "write" && text == "may have run" {
+				text = "isError"
+			}
+			if want.code == "" != (got.Error == nil) || got.Error != nil && (got.Error.Layer != want.layer || got.Error.Code != want.code || !strings.Contains(got.Error.Message, text)) {
+				t.Errorf("%s of %s: %+v", result, tool, got.Error)
+			}
+			if want.finding == "" != (len(got.Findings) == 0) || want.finding != "" && !strings.HasPrefix(got.Findings[0], want.finding) {
+				t.Errorf("%s of %s: findings %q", result, tool, got.Findings)
+			}
+		}
+	}
+}
+
+// A status query speaks through the exact members of its answer only.
+func TestStatusQuery_OddResults(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	sc := w.scene(w.node(quick()))
+	for _, result := range []string{
+		`{"STRUCTUREDCONTENT":{"found":true,"id":"x"}}`,
+		`{"structuredContent":{"found":false},"STRUCTUREDCONTENT":{"found":true,"id":"x"}}`,
+		`{"structuredContent":{"found":false},"structuredContent":{"found":true}}`,
+		`{"isError":true,"content":"no","structuredContent":{"found":true}}`,
+		`{"isError":1,"structuredContent":{"found":true}}`,
+	} {
+		w.sender.answer(func(ctx context.Context, s sent, n int) (sessions.Response, error) {
+			if s.tool != "find" {
+				return broke(ctx, s, n)
+			}
+			return answered(result)
+		})
+		if c := sc.propose("write_query"); c.State != Uncertain || c.SideEffectID != "" {
+			t.Errorf("%s: %s", result, c.State)
+		}
+	}
+}
+
+// A person's cancel has one name, whatever was cancelled.
+func TestOutcome_CancelOfASentWrite(t *testing.T) {
+	t.Parallel()
+	e := &execution{}
+	for _, effect := range []Effect{Read, Write} {
+		for _, err := range []error{context.Canceled, fault.New(fault.Canceled, "CANCELED", "x").In(fault.Transport)} {
+			o := e.read(&Call{Effect: effect}, sessions.Response{Phase: sessions.MaybeSent}, err)
+			if o.err == nil || o.err.Layer != LayerHost || o.err.Code != "CANCELLED" || o.temporary || o.phase != MaybeSent {
+				t.Errorf("%s, %v: %+v", effect, err, o.err)
+			}
+		}
+	}
+}

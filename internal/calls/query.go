@@ -17,6 +17,14 @@ type answer struct {
 	detail     string
 	result     []byte
 	sideEffect string
+	release    func() // gives back what the result has of the budget for answers
+}
+
+// done is called once nothing of the answer is needed any more.
+func (a answer) done() {
+	if a.release != nil {
+		a.release()
+	}
 }
 
 // ask runs the contract's status query: a read of the same server that tells
@@ -37,24 +45,33 @@ func (e *execution) ask(ctx context.Context, c *Call) answer {
 	defer cancel()
 	r, err := e.s.deps.Sender.Do(ctx, e.conn, e.target, sessions.Request{Method: "tools/call", Name: q.Tool,
 		Params: callParams(q.Tool, args), Schema: schema, ResultBytes: int64(e.limits.ResultBytes), Timeout: e.limits.Timeout})
+	a := judge(q, vars, &r, err)
+	if a.release = r.Release; a.result == nil {
+		r.Release()
+	}
+	return a
+}
+
+// judge makes an answer of what the query's tool returned.
+func judge(q *contract.StatusQuery, vars contract.Vars, r *sessions.Response, err error) answer {
 	if err != nil {
 		return answer{detail: "the query failed: " + cleanText(err.Error(), 300)}
 	}
 	if r.Error != nil || r.ResultType == sessions.ResultInputRequired {
 		return answer{detail: "the query was answered with an error"}
 	}
-	result, _ := cleanResult(r.Result)
-	if toolError(result) != nil {
+	if r.Parts.IsError {
 		return answer{detail: "the query's tool says that it failed"}
 	}
-	structured := structuredContent(result)
+	structured := structuredContent(r.Parts)
 	if structured == nil {
 		return answer{detail: "the query's answer has no structuredContent"}
 	}
 	if vars.Result, err = contract.NewValue(structured); err != nil {
 		return answer{detail: "the query's answer is no object"}
 	}
-	a := answer{result: result}
+	var a answer
+	a.result, _ = cleanResult(r.Result)
 	if a.verdict, a.detail = q.Judge(vars); a.verdict == contract.VerdictSucceeded {
 		a.sideEffect = q.SideEffectID(vars)
 	}
@@ -88,6 +105,7 @@ func (e *execution) queryTool(ctx context.Context, c *Call) ([]byte, error) {
 func (e *execution) finishByQuery(o outcome) {
 	// A replica that stops does not ask any more: another one will.
 	a := e.ask(e.s.work, e.snapshot())
+	defer a.done()
 	if a.verdict == contract.VerdictSucceeded {
 		o.result, o.sideEffect, o.err, o.state, o.by = a.result, a.sideEffect, nil, Succeeded, byStatusQuery
 		o.findings = append(o.findings, "RESOLVED_BY_STATUS_QUERY: the result is the status query's answer")
@@ -136,7 +154,9 @@ func (s *Service) resolve(ctx context.Context, t tenant.ID, id string) error {
 		return s.askAgain(ctx, c, nil)
 	}
 	final := finalFrom(c, e.tool.StatusQuery)
-	switch a := e.ask(ctx, c); {
+	a := e.ask(ctx, c)
+	defer a.done()
+	switch {
 	case a.verdict == contract.VerdictSucceeded:
 		return s.writeResolution(ctx, c, Succeeded, a)
 	case a.verdict != contract.VerdictAbsent || final == nil:

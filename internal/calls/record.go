@@ -89,7 +89,8 @@ func endAttempt(ctx context.Context, tx tenant.Tx, c *Call, o outcome) error {
 	if o.err != nil {
 		code = o.err.Code
 	}
-	_, err := tx.Exec(ctx, `UPDATE attempts SET phase = $4, outcome = $5, detail = $6, end_time = clock_timestamp()
+	_, err := tx.Exec(ctx, `UPDATE attempts SET phase = $4, outcome = $5, detail = $6,
+		end_time = COALESCE((SELECT finish_time FROM calls WHERE tenant_id = $1 AND call_id = $2), clock_timestamp())
 		WHERE tenant_id = $1 AND call_id = $2 AND attempt = $3`, tx.Tenant(), c.ID, c.Attempt, string(o.phase), o.word(), code)
 	return err
 }

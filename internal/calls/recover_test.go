@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
 )
 
 var allStates = []State{Denied, ConsentRequired, AuthorizationRequired, Dispatching, InputRequired, Succeeded, Failed, Cancelled, Uncertain}
@@ -198,9 +200,22 @@ func TestToolError(t *testing.T) {
 		`{"\u0069sError":true,"content":[{"type":"text","text":"no"}]}`:                    "no",
 		`{"isError":true,"content":[{"type":"image"},{"type":"text","text":"bad\u0000"}]}`: "bad\uFFFD",
 		`{"content":[{"type":"text","text":"\"isError\":true"}]}`:                          "",
+		`{"isError":true,"content":"permission denied"}`:                                   "permission denied",
+		`{"isError":true,"content":{"x":1}}`:                                               "the tool says that it failed",
+		`{"isError":true,"content":null}`:                                                  "the tool says that it failed",
+		`{"isError":true}`:                                                                 "the tool says that it failed",
+		`{"isError":true,"ISERROR":false,"content":[]}`:                                    "the tool says that it failed",
+		`{"isError":true,"content":[5,{"Type":"text","type":"image","text":"no"}]}`:        "the tool says that it failed",
+		`{"isError":true,"content":[{"type":"text","text":5}]}`:                            "the tool says that it failed",
+		`{"IsError":true,"content":[]}`:                                                    "",
+		`{"content":[{"isError":true}],"_meta":{"isError":true}}`:                          "",
 	} {
 		got := ""
-		if e := toolError([]byte(in)); e != nil {
+		r, err := sessions.ReadResult([]byte(in))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e := toolError(r.Parts); e != nil {
 			got = e.Message
 		}
 		if got != want {

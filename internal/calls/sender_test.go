@@ -36,7 +36,7 @@ type sender struct {
 }
 
 func answered(result string) (sessions.Response, error) {
-	return sessions.Response{Phase: sessions.Answered, Result: json.RawMessage(result), ResultType: sessions.ResultComplete}, nil
+	return sessions.ReadResult(json.RawMessage(result))
 }
 
 const okResult = `{"content":[{"type":"text","text":"done"}]}`

@@ -88,8 +88,8 @@ type Request struct {
 	// is written, on another goroutine than the caller's. An error means that
 	// nothing is sent; Do returns it, with Phase NotSent. It is called again when
 	// the request is sent a second time: after the server refused it for its
-	// protocol version or redirected it within its origin, and after a connection
-	// broke before it had taken the whole message.
+	// protocol version, and after a connection broke before it had taken the whole
+	// message.
 	BeforeSend func() error
 }
 
@@ -142,8 +142,11 @@ type Timings struct {
 // Response is what came of a request. A JSON-RPC error is an answer and no Go
 // error: Error is set and Do returns nil.
 type Response struct {
-	// Result is the raw result, valid JSON as it was received.
+	// Result is the raw result, valid JSON as it was received. It is set beside an
+	// error with the reason ResultInvalid too.
 	Result json.RawMessage
+	// Parts are the protocol's own members of Result.
+	Parts Parts
 	// ResultType is ResultComplete or ResultInputRequired when Result is set.
 	ResultType string
 	// Error is the JSON-RPC error, or nil.
@@ -160,7 +163,33 @@ type Response struct {
 	Era, ProtocolVersion string
 	// Timings of this request.
 	Timings Timings
+
+	hold *lease
 }
+
+// Release gives back what the response has of the budget for answers. Whoever got
+// it from Do calls this once nothing of it is held any more, at the latest when it
+// is stored; calling it again does nothing.
+func (r *Response) Release() { r.hold.release() }
+
+// Parts are the members of a result that the protocol defines for tools/call, as
+// raw JSON and under their exact names only, parts of the result's bytes. A member
+// that is not there is nil.
+type Parts struct {
+	StructuredContent, Content json.RawMessage
+	// IsError is what the member isError says.
+	IsError bool
+	// Miscased are names of the protocol that came spelled in another case; such
+	// members were ignored.
+	Miscased []string
+}
+
+// The reasons of errors for an answer that came and cannot be used. The phase
+// beside them is Answered.
+const (
+	ResultInvalid = "RESULT_INVALID"
+	ErrorInvalid  = "ERROR_INVALID"
+)
 
 // The kinds of definition that List knows.
 const (
@@ -186,6 +215,9 @@ type Listing struct {
 	Capabilities, ServerInfo json.RawMessage
 	// ListChanged reports whether the server announces changes of this list.
 	ListChanged bool
+	// Negotiation is the time it took to connect for this list, 0 where there was a
+	// connection.
+	Negotiation time.Duration
 }
 
 // Rejection is a definition left out of a Listing, and the rule it broke.

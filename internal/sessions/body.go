@@ -124,18 +124,22 @@ var scratch = sync.Pool{New: func() any { return new([]byte) }}
 const maxScratch = 256 << 10
 
 // readAll reads at most limit bytes; more is errTooLarge. size is the announced
-// length, or -1.
-func readAll(r io.Reader, limit, size int64) ([]byte, error) {
+// length, or -1. The buffer is counted on hold, also when it fails.
+func readAll(r io.Reader, limit, size int64, hold *lease) ([]byte, error) {
 	if size > limit {
 		return nil, errTooLarge
 	}
 	if size >= 0 {
 		// One byte more than announced, so that the end is seen without growing. What
 		// is announced is not believed beyond 1 MiB.
-		return readInto(make([]byte, 0, min(size, 1<<20)+1), r, limit)
+		start := int(min(size, 1<<20)) + 1
+		if err := hold.grow(start); err != nil {
+			return nil, err
+		}
+		return readInto(make([]byte, 0, start), r, limit, int(size)+1, hold)
 	}
 	p := scratch.Get().(*[]byte)
-	buf, err := readInto((*p)[:0], r, limit)
+	buf, err := readInto((*p)[:0], r, limit, int(limit)+1, hold)
 	if cap(buf) > maxScratch {
 		return buf, err
 	}
@@ -147,11 +151,19 @@ func readAll(r io.Reader, limit, size int64) ([]byte, error) {
 	return bytes.Clone(buf), nil
 }
 
-// readInto appends what it reads to buf, and returns buf beside an error too.
-func readInto(buf []byte, r io.Reader, limit int64) ([]byte, error) {
+// readInto appends what it reads to buf, and returns buf beside an error too. The
+// buffer doubles up to likely bytes, where the end is expected.
+func readInto(buf []byte, r io.Reader, limit int64, likely int, hold *lease) ([]byte, error) {
 	for {
 		if len(buf) == cap(buf) {
-			buf = slices.Grow(buf, max(cap(buf), 2048))
+			more := max(cap(buf), 2048)
+			if cap(buf) < likely {
+				more = min(more, likely-cap(buf))
+			}
+			if err := hold.grow(cap(buf) + more); err != nil {
+				return buf, err
+			}
+			buf = slices.Grow(buf, more)
 		}
 		n, err := r.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]

@@ -31,7 +31,7 @@ func TestReadAll(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			got, err := readAll(tt.text, tt.limit, tt.size)
+			got, err := readAll(tt.text, tt.limit, tt.size, nil)
 			if !errors.Is(err, tt.err) || err == nil && len(got) != tt.want {
 				t.Errorf("%d bytes, %v; want %d bytes, %v", len(got), err, tt.want, tt.err)
 			}
@@ -41,12 +41,12 @@ func TestReadAll(t *testing.T) {
 
 // TestReadAll_KeepsNothing reads two answers through the same buffer.
 func TestReadAll_KeepsNothing(t *testing.T) {
-	first, err := readAll(strings.NewReader("first"), 10, -1)
+	first, err := readAll(strings.NewReader("first"), 10, -1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 100 {
-		if _, err := readAll(strings.NewReader("other"), 10, -1); err != nil {
+		if _, err := readAll(strings.NewReader("other"), 10, -1, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -60,7 +60,7 @@ func BenchmarkReadAll(b *testing.B) {
 	text := bytes.Repeat([]byte("x"), 64<<10)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := readAll(bytes.NewReader(text), 1<<20, -1); err != nil {
+		if _, err := readAll(bytes.NewReader(text), 1<<20, -1, nil); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -104,6 +104,12 @@ func childCall(m childMessage, in *bufio.Reader) {
 		say(`{"jsonrpc":"2.0","id":99999,"result":{}}`)
 		answer("ok")
 		say("bye")
+	case "large":
+		answer(strings.Repeat("x", 200<<10))
+	case "large, id last":
+		say(`{"jsonrpc":"2.0","result":{"content":[{"type":"text","text":"%s"}]},"id":%s}`, strings.Repeat("x", 200<<10), m.ID)
+	case "empty":
+		say(`{"jsonrpc":"2.0","id":%s}`, m.ID)
 	case "long line":
 		say("%s", strings.Repeat("x", 2<<20))
 	case "ask":

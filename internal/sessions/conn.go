@@ -209,13 +209,17 @@ func (c *conn) do(ctx context.Context, r *Request) (resp Response, again bool, e
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	x := &exchange{id: c.nextID.Add(1), method: r.Method, limit: limit, beforeSend: r.BeforeSend}
+	hold := c.pool.lease(c.key.Tenant)
+	x := &exchange{id: c.nextID.Add(1), method: r.Method, limit: limit, beforeSend: r.BeforeSend, hold: hold}
 	if x.headers, err = c.headers(r); err != nil {
 		return Response{Era: c.era, ProtocolVersion: c.version}, false, err
 	}
 	x.body = encodeRequest(x.id, r.Method, r.Params, c.meta(), r.Meta)
 	rep, err := c.wire.exchange(ctx, x)
 	resp, err = c.respond(r.Method, &rep, err)
+	if resp.hold = hold; resp.Result == nil && resp.Error == nil {
+		resp.Release()
+	}
 	resp.Timings.Execution = time.Since(started)
 	if rep.renew {
 		c.pool.drop(c, "the server refused the connection", true)
@@ -241,11 +245,16 @@ func (c *conn) meta() []byte {
 // respond turns a reply into a response and checks what the protocol demands.
 func (c *conn) respond(method string, rep *reply, err error) (Response, error) {
 	resp := Response{
-		Result: rep.msg.result, Error: rep.msg.err, HTTPStatus: rep.status, WWWAuthenticate: rep.challenge,
+		Result: rep.msg.result, Parts: rep.msg.members.parts(), Error: rep.msg.err, HTTPStatus: rep.status, WWWAuthenticate: rep.challenge,
 		RetryAfter: rep.retryAfter, Phase: rep.phase, Era: c.era, ProtocolVersion: c.version,
 	}
-	if err == nil && rep.msg.result != nil {
-		resp.ResultType, err = c.resultType(method, rep.msg)
+	switch {
+	case err != nil:
+	case rep.msg.result != nil:
+		resp.ResultType, err = c.resultType(method, &rep.msg)
+	case rep.msg.errFlaw != "":
+		err = protocolError(ErrorInvalid, "the server answered with an error that is none of JSON-RPC: "+rep.msg.errFlaw).
+			With("serverMessage", shorten(rep.msg.err.Message, 200))
 	}
 	if rep.asked != "" && (err == nil || !fault.Is(err, fault.Canceled)) {
 		err = failure(fault.Unimplemented, fault.Host, "SERVER_ASKED", "the server asked for something that is not supported here").With("method", rep.asked).Cause(err)
@@ -255,14 +264,14 @@ func (c *conn) respond(method string, rep *reply, err error) (Response, error) {
 
 // resultType applies the rules for resultType: absent is complete; input_required
 // only where it is allowed; anything else is invalid. Legacy servers do not know it.
-func (c *conn) resultType(method string, m message) (string, error) {
-	if len(m.result) == 0 || m.result[0] != '{' {
-		return "", protocolError("RESULT_INVALID", "the server's result is not an object")
+func (c *conn) resultType(method string, m *message) (string, error) {
+	if flaw := m.members.flaw(method, m.result); flaw != "" {
+		return "", protocolError(ResultInvalid, "the server's result "+flaw)
 	}
-	if c.era != EraModern || m.resultType == nil {
+	if c.era != EraModern || m.members.raw[memberResultType] == nil {
 		return ResultComplete, nil
 	}
-	kind, _ := text(m.resultType)
+	kind, _ := text(m.members.raw[memberResultType])
 	switch {
 	case kind == ResultComplete:
 		return kind, nil

@@ -15,8 +15,11 @@ type message struct {
 	method     string
 	params     []byte
 	result     []byte
-	resultType []byte
+	members    members
 	err        *RPCError
+	errFlaw    string // why err is no error of JSON-RPC
+	overBudget bool   // nothing but the id was held
+	hold       *lease // what the bytes have of the budget, on stdio
 }
 
 func (m *message) isResponse() bool {
@@ -131,7 +134,7 @@ func (m *message) scan(s *scanner) error {
 		return err
 	}
 	if failed != nil && string(failed) != "null" {
-		if m.err, err = parseError(failed); err != nil {
+		if m.err, m.errFlaw, err = parseError(failed); err != nil {
 			return err
 		}
 		if string(m.result) == "null" {
@@ -147,21 +150,7 @@ func (m *message) scan(s *scanner) error {
 func (m *message) scanResult(s *scanner) error {
 	s.space()
 	start := s.pos
-	var err error
-	if s.peek() != '{' {
-		err = s.value(1)
-	} else {
-		err = s.object(1, func(name []byte) (err error) {
-			if string(name) != "resultType" {
-				return s.value(2)
-			}
-			if m.resultType != nil {
-				return errEnvelope
-			}
-			m.resultType, err = s.raw(2)
-			return err
-		})
-	}
+	err := m.members.scan(s)
 	m.result = s.data[start:s.pos:s.pos]
 	return err
 }
@@ -169,17 +158,19 @@ func (m *message) scanResult(s *scanner) error {
 // maxErrorMessage bounds the text of a JSON-RPC error that is kept.
 const maxErrorMessage = 4096
 
-// parseError reads an error object; some servers send a bare string.
-func parseError(raw []byte) (*RPCError, error) {
-	e := &RPCError{}
+// parseError reads an error object; some servers send a bare string. flaw says
+// what is wrong with an error that has no code or a message that is no text.
+func parseError(raw []byte) (e *RPCError, flaw string, err error) {
+	e = &RPCError{}
 	if raw[0] != '{' {
 		e.Message, _ = text(raw)
 		e.Message = shorten(e.Message, maxErrorMessage)
-		return e, nil
+		return e, "it is not an object", nil
 	}
 	s := scanner{data: raw}
-	var code, msg bool
-	err := s.object(1, func(name []byte) error {
+	var code, msg, badMessage bool
+	flaw = "it has no code"
+	err = s.object(1, func(name []byte) error {
 		v, err := s.raw(2)
 		if err != nil {
 			return err
@@ -190,13 +181,21 @@ func parseError(raw []byte) (*RPCError, error) {
 				return errEnvelope
 			}
 			code = true
-			e.Code, _ = strconv.ParseInt(string(v), 10, 64)
+			var bad error
+			if e.Code, bad = strconv.ParseInt(string(v), 10, 64); bad != nil {
+				e.Code, flaw = 0, "its code is not an integer"
+			} else if flaw == "it has no code" {
+				flaw = ""
+			}
 		case "message":
 			if msg {
 				return errEnvelope
 			}
 			msg = true
-			e.Message, _ = text(v)
+			var ok bool
+			if e.Message, ok = text(v); !ok {
+				badMessage = true
+			}
 			e.Message = shorten(e.Message, maxErrorMessage)
 		case "data":
 			if e.Data != nil {
@@ -206,5 +205,8 @@ func parseError(raw []byte) (*RPCError, error) {
 		}
 		return nil
 	})
-	return e, err
+	if flaw == "" && badMessage {
+		flaw = "its message is not text"
+	}
+	return e, flaw, err
 }

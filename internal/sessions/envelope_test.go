@@ -15,8 +15,8 @@ func TestParseMessage(t *testing.T) {
 		check    func(m message) bool
 	}{
 		{"result", `{"jsonrpc":"2.0","id":7,"result":{"a":[1,2]}}`, true, func(m message) bool { return string(m.result) == `{"a":[1,2]}` && m.isResponse() && m.answers(7) }},
-		{"result type", `{"result":{"x":{"resultType":"no"},"resultType":"input_required"},"id":7,"jsonrpc":"2.0"}`, true, func(m message) bool { return string(m.resultType) == `"input_required"` }},
-		{"result type twice", `{"result":{"resultType":"a","resultType":"b"},"id":7,"jsonrpc":"2.0"}`, false, nil},
+		{"result type", `{"result":{"x":{"resultType":"no"},"resultType":"input_required"},"id":7,"jsonrpc":"2.0"}`, true, func(m message) bool { return string(m.members.raw[memberResultType]) == `"input_required"` }},
+		{"result type twice", `{"result":{"resultType":"a","resultType":"b"},"id":7,"jsonrpc":"2.0"}`, true, func(m message) bool { return m.members.flaw("tools/list", m.result) != "" }},
 		{"error", `{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"no","data":{"x":1}}}`, true, func(m message) bool {
 			return m.hasNullID() && m.err.Code == -32601 && m.err.Message == "no" && string(m.err.Data) == `{"x":1}`
 		}},
@@ -106,7 +106,7 @@ func FuzzParseMessage(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for _, part := range [][]byte{m.id, m.params, m.result, m.resultType} {
+		for _, part := range [][]byte{m.id, m.params, m.result, m.members.raw[0], m.members.raw[1], m.members.raw[2], m.members.raw[3]} {
 			if part != nil && !json.Valid(part) {
 				t.Fatalf("%q: part %q is no JSON", in, part)
 			}

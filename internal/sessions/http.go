@@ -88,7 +88,8 @@ func (w *httpWire) request(ctx context.Context, verb string, u *url.URL, body *s
 }
 
 // exchange implements wire. It follows redirects within the origin that keep
-// method and body, and tries again when the connection turned out to be dead
+// method and body, but never those of a call: nothing here sends a call twice,
+// whatever the server made of the first. It tries again when the connection turned out to be dead
 // before a byte of the message went out.
 func (w *httpWire) exchange(ctx context.Context, x *exchange) (reply, error) {
 	u := w.endpoint.Load()
@@ -96,6 +97,9 @@ func (w *httpWire) exchange(ctx context.Context, x *exchange) (reply, error) {
 		var next *url.URL
 		rep, err := w.once(ctx, x, u, &next)
 		switch {
+		case next != nil && x.method == string(mcp.MethodToolsCall):
+			return rep, failure(fault.Unavailable, fault.Server, "REDIRECTED", "the server redirects the call, which is not sent again; register the final URL and check its trailing slash").
+				With("status", strconv.Itoa(rep.status)).With("path", shorten(next.EscapedPath(), 200))
 		case next != nil && hop < maxHops:
 			hop++
 			u = next
@@ -218,7 +222,7 @@ func (w *httpWire) answer(ctx context.Context, resp *http.Response, x *exchange,
 		drain, err = w.stream(ctx, body, x, &rep)
 		return rep, drain, err
 	case "application/json", "":
-		data, err := readAll(body, x.limit+envelopeSlack, resp.ContentLength)
+		data, err := readAll(body, x.limit+envelopeSlack, resp.ContentLength, x.hold)
 		if err != nil {
 			return rep, nil, broken(ctx, err)
 		}
@@ -239,6 +243,8 @@ func visible(s string) bool {
 // broken turns an error of reading a body into a fault.
 func broken(ctx context.Context, err error) error {
 	switch {
+	case errors.Is(err, errBudget):
+		return overBudget
 	case errors.Is(err, errTooLarge), errors.Is(err, errEventTooLarge), errors.Is(err, errStreamTooLarge):
 		return tooLarge.Cause(err)
 	case ctx.Err() != nil:
@@ -276,7 +282,12 @@ func (w *httpWire) single(data []byte, x *exchange, rep *reply) error {
 	return w.checkSize(x, rep)
 }
 
+// checkSize judges the message that was taken as the answer.
 func (w *httpWire) checkSize(x *exchange, rep *reply) error {
+	if !rep.msg.isResponse() {
+		rep.phase = MaybeSent
+		return emptyAnswer
+	}
 	if int64(len(rep.msg.result)) > x.limit {
 		rep.msg, rep.phase = message{}, MaybeSent
 		return tooLarge
@@ -290,6 +301,9 @@ func (w *httpWire) take(m *message, x *exchange, rep *reply) bool {
 	switch {
 	case m.isResponse() && (m.answers(x.id) || m.err != nil && m.hasNullID()):
 		rep.msg, rep.phase = *m, Answered
+		return true
+	case m.method == "" && m.id != nil && m.answers(x.id):
+		rep.msg = *m
 		return true
 	case m.method != "" && m.id == nil:
 		if kind, ok := listKinds[m.method]; ok {
@@ -306,6 +320,7 @@ func (w *httpWire) take(m *message, x *exchange, rep *reply) bool {
 func (w *httpWire) stream(ctx context.Context, body io.Reader, x *exchange, rep *reply) (io.Reader, error) {
 	lim := streamLimits{event: x.limit + envelopeSlack, lines: w.limits.EventLines, total: x.limit + envelopeSlack + w.limits.NoiseBytes}
 	e := newEventReader(body, lim)
+	e.hold = x.hold
 	asked := 0
 	for tries := 0; ; tries++ {
 		err := w.events(ctx, e, x, rep, &asked)
@@ -327,7 +342,7 @@ func (w *httpWire) stream(ctx context.Context, body io.Reader, x *exchange, rep 
 			return nil, broken(ctx, err)
 		}
 		next := newEventReader(body, lim)
-		next.lastID, next.retry, next.total = e.lastID, e.retry, e.total
+		next.lastID, next.retry, next.total, next.hold = e.lastID, e.retry, e.total, x.hold
 		e = next
 	}
 }
@@ -342,7 +357,6 @@ func (w *httpWire) events(ctx context.Context, e *eventReader, x *exchange, rep 
 		if ev.name != "" && ev.name != "message" {
 			continue
 		}
-		// The data is overwritten by the next event, so the answer is read from a copy.
 		m, err := parseMessage(ev.data)
 		switch {
 		case err != nil:
@@ -352,13 +366,11 @@ func (w *httpWire) events(ctx context.Context, e *eventReader, x *exchange, rep 
 				return errTooLarge
 			}
 			w.serverAsks(ctx, m, rep)
-		case m.isResponse():
-			m, _ = parseMessage(bytes.Clone(ev.data))
+		default:
 			if w.take(&m, x, rep) {
+				e.keep()
 				return nil
 			}
-		default:
-			w.take(&m, x, rep)
 		}
 	}
 }

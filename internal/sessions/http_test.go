@@ -125,14 +125,26 @@ func TestFO077_RedirectsOfPOST(t *testing.T) {
 		}
 		redirect(307, "/mcp/")(w, raw, r)
 	}
+	// Connecting finds the way, and the calls go there at once.
+	found := func(w http.ResponseWriter, raw *http.Request, r *mcptest.Request) {
+		if strings.HasSuffix(r.Path, "/") {
+			mcptest.Result(`{"supportedVersions":["2026-07-28"],"capabilities":{"tools":{}}}`)(w, raw, r)
+			return
+		}
+		redirect(307, "/mcp/")(w, raw, r)
+	}
 	s := mcptest.New(t, mcptest.Modern)
+	s.On("server/discover", found)
 	s.On("tools/call", slash)
 	p := newPool(t, nil)
 	for range 2 {
 		resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
 		succeed(t, resp, err)
 	}
-	if seen := s.Seen("tools/call"); len(seen) != 3 || seen[0].Body != seen[1].Body || seen[1].Verb != "POST" || seen[2].Path != "/mcp/" {
+	if seen := s.Seen("tools/call"); len(seen) != 2 || seen[0].Path != "/mcp/" || seen[1].Path != "/mcp/" {
+		t.Fatalf("%+v", seen)
+	}
+	if seen := s.Seen("server/discover"); len(seen) != 2 || seen[0].Body != seen[1].Body || seen[1].Verb != "POST" {
 		t.Fatalf("%d requests", len(seen))
 	}
 	for _, c := range []struct {
@@ -144,7 +156,7 @@ func TestFO077_RedirectsOfPOST(t *testing.T) {
 	}{
 		{301, "/mcp/", "REDIRECTED", MaybeSent, "slash"}, {302, "/mcp/", "REDIRECTED", MaybeSent, "slash"}, {303, "/mcp/", "REDIRECTED", MaybeSent, "slash"},
 		{307, other.URL, "REDIRECTED", Answered, "origin"}, {308, "https://127.0.0.1:1/", "REDIRECTED", Answered, "origin"},
-		{307, "/mcp", "REDIRECT_LOOP", Answered, "again"},
+		{307, "/mcp", "REDIRECTED", Answered, "slash"}, {308, "/mcp/", "REDIRECTED", Answered, "slash"},
 	} {
 		s := mcptest.New(t, mcptest.Modern)
 		s.On("tools/call", redirect(c.status, c.to))
@@ -152,6 +164,9 @@ func TestFO077_RedirectsOfPOST(t *testing.T) {
 		expect(t, resp, err, c.reason, fault.Server, c.phase)
 		if !strings.Contains(err.Error(), c.hint) {
 			t.Errorf("%d to %s: %v", c.status, c.to, err)
+		}
+		if n := s.Count("tools/call"); n != 1 {
+			t.Errorf("%d to %s: the call was sent %d times", c.status, c.to, n)
 		}
 	}
 	if other.Count("tools/call") != 0 {
@@ -162,7 +177,7 @@ func TestFO077_RedirectsOfPOST(t *testing.T) {
 func TestFO077_RedirectToAChallenge(t *testing.T) {
 	t.Parallel()
 	s := mcptest.New(t, mcptest.Modern)
-	s.On("tools/call", func(w http.ResponseWriter, raw *http.Request, r *mcptest.Request) {
+	s.On("server/discover", func(w http.ResponseWriter, raw *http.Request, r *mcptest.Request) {
 		if strings.HasSuffix(r.Path, "/") {
 			mcptest.WithHeader("WWW-Authenticate", `Bearer scope="x"`, mcptest.Status(401, "", ""))(w, raw, r)
 			return
@@ -170,9 +185,20 @@ func TestFO077_RedirectToAChallenge(t *testing.T) {
 		mcptest.WithHeader("Location", "/mcp/", mcptest.Status(308, "", ""))(w, raw, r)
 	})
 	resp, err := newPool(t, nil).Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
-	expect(t, resp, err, "AUTHORIZATION_REQUIRED", fault.Server, Answered)
+	expect(t, resp, err, "AUTHORIZATION_REQUIRED", fault.Server, NotSent)
 	if resp.WWWAuthenticate != `Bearer scope="x"` || resp.HTTPStatus != 401 {
 		t.Fatalf("%+v", resp)
+	}
+}
+
+func TestRedirectLoopOfDiscovery(t *testing.T) {
+	t.Parallel()
+	s := mcptest.New(t, mcptest.Modern)
+	s.On("server/discover", mcptest.WithHeader("Location", "/mcp", mcptest.Status(307, "", "")))
+	resp, err := newPool(t, nil).Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
+	expect(t, resp, err, "REDIRECT_LOOP", fault.Server, NotSent)
+	if n := s.Count("server/discover"); n != maxHops+1 {
+		t.Fatalf("%d requests", n)
 	}
 }
 
@@ -352,7 +378,7 @@ func TestLegacy_CancelIsTold(t *testing.T) {
 		cancel()
 	}()
 	resp, err := p.Do(ctx, keyOf(t, "a"), httpTarget(s.URL), echo())
-	expect(t, resp, err, "CANCELED", fault.Transport, MaybeSent)
+	expect(t, resp, err, "CANCELLED", fault.Host, MaybeSent)
 	s.Wait(t, "notifications/cancelled", 1)
 	var params struct{ RequestID json.RawMessage }
 	if json.Unmarshal(s.Seen("notifications/cancelled")[0].Params, &params) != nil || string(params.RequestID) != string(s.Seen("tools/call")[0].ID) {

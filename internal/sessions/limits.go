@@ -15,6 +15,10 @@ type Limits struct {
 	Call time.Duration
 	// ResultBytes bounds a result for which the request sets no limit, default 16 MiB.
 	ResultBytes int64
+	// AnswerBytes and TenantAnswerBytes bound what is read and held of answers at a
+	// time, in the process and for a tenant: 256 MiB and 64 MiB. The first 64 KiB of
+	// each answer do not count.
+	AnswerBytes, TenantAnswerBytes int64
 	// ListBytes, ListItems and ListPages bound one listing: 16 MiB, 5000, 200.
 	ListBytes            int64
 	ListItems, ListPages int
@@ -60,6 +64,8 @@ func (l Limits) withDefaults() Limits {
 	def(&l.Probe, 10*time.Second)
 	def(&l.Call, time.Minute)
 	def(&l.ResultBytes, 16<<20)
+	def(&l.AnswerBytes, 256<<20)
+	def(&l.TenantAnswerBytes, 64<<20)
 	def(&l.ListBytes, 16<<20)
 	def(&l.ListItems, 5000)
 	def(&l.ListPages, 200)

@@ -41,9 +41,11 @@ func (c *conn) list(ctx context.Context, kind string) (Listing, error) {
 		}
 		resp, err := c.page(ctx, what.method, cursor, bytesLeft)
 		if err != nil {
+			resp.Release()
 			return Listing{}, err
 		}
 		if e := resp.Error; e != nil {
+			resp.Release()
 			if e.Code == mcp.METHOD_NOT_FOUND && page == 0 && (!declared || kind == KindResourceTemplate) {
 				return out, nil
 			}
@@ -52,9 +54,11 @@ func (c *conn) list(ctx context.Context, kind string) (Listing, error) {
 		}
 		bytesLeft -= int64(len(resp.Result))
 		if err := c.addPage(&out, resp.Result, what.field, page); err != nil {
+			resp.Release()
 			return Listing{}, err
 		}
-		next := member(resp.Result, "nextCursor")
+		next := bytes.Clone(member(resp.Result, "nextCursor"))
+		resp.Release()
 		if next == nil || string(next) == "null" || (c.era == EraLegacy && string(next) == `""`) {
 			break
 		}
@@ -87,6 +91,7 @@ func (c *conn) page(ctx context.Context, method string, cursor []byte, limit int
 		if err != nil || !retry || again {
 			return resp, err
 		}
+		resp.Release()
 		again = true
 	}
 }

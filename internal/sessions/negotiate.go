@@ -85,8 +85,10 @@ func (c *conn) discovered(v verdict) error {
 func (c *conn) discover(ctx context.Context) (reply, error) {
 	c.wire.speak(EraModern, mcp.ProtocolVersion20260728)
 	id := c.nextID.Add(1)
+	hold := c.pool.lease(c.key.Tenant)
+	defer hold.release() // only small parts of the answer are kept, as copies
 	return c.wire.exchange(ctx, &exchange{
-		id: id, method: string(mcp.MethodServerDiscover), limit: c.pool.limits.ListBytes,
+		id: id, method: string(mcp.MethodServerDiscover), hold: hold, limit: c.pool.limits.ListBytes,
 		body:    encodeRequest(id, string(mcp.MethodServerDiscover), nil, c.pool.meta, nil),
 		headers: map[string]string{mcp.HeaderMethod: string(mcp.MethodServerDiscover)}, patient: true,
 	})
@@ -145,7 +147,7 @@ func judgeProbe(rep reply, err error) (verdict, error) {
 		return verdict{}, err
 	case f.Reason == "SERVER_REFUSED": // a 4xx other than 401, 403 and 429
 		return verdict{definite: true}, nil
-	case rep.status == 500, rep.status >= 200 && rep.status < 300, f.Kind == fault.Deadline:
+	case rep.status == 500, rep.status >= 200 && rep.status < 300, f.Kind == fault.Deadline, f.Reason == emptyAnswer.Reason:
 		// Some legacy servers fail, stay silent or answer a page when they do not know
 		// a method. Trying initialize is worth it; believing it is not.
 		return verdict{}, nil
@@ -216,8 +218,10 @@ func (c *conn) initialize(ctx context.Context, offered []string, known string) e
 		return fault.Wrap(err, "encode initialize")
 	}
 	id := c.nextID.Add(1)
+	hold := c.pool.lease(c.key.Tenant)
+	defer hold.release()
 	rep, err := c.wire.exchange(ctx, &exchange{
-		id: id, method: string(mcp.MethodInitialize), limit: c.pool.limits.ListBytes, patient: true,
+		id: id, method: string(mcp.MethodInitialize), hold: hold, limit: c.pool.limits.ListBytes, patient: true,
 		body: encodeRequest(id, string(mcp.MethodInitialize), params, nil, nil),
 	})
 	if err != nil {

@@ -49,6 +49,7 @@ type Pool struct {
 	clientInfo mcp.Implementation
 	onChange   atomic.Pointer[func(Change)]
 	spawn      *spawner
+	answers    *budget
 
 	tasks  tasks
 	ctx    context.Context // ends connecting and watching at Shutdown
@@ -116,6 +117,7 @@ func NewPool(cfg PoolConfig) *Pool {
 	if p.clientInfo.Version == "" {
 		p.clientInfo.Version = "dev"
 	}
+	p.answers = newBudget(p.limits.AnswerBytes, p.limits.TenantAnswerBytes)
 	p.meta = modernMeta(p.clientInfo.Name, p.clientInfo.Version)
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.tasks.run(p.sweeping)
@@ -135,7 +137,7 @@ func (p *Pool) tell(ch Change) {
 
 // Do sends one request on the key's connection, opening it when there is none. A
 // request is sent at most once, except that a server which refused it for its
-// protocol version gets it a second time.
+// protocol version gets it a second time. The caller releases the response.
 func (p *Pool) Do(ctx context.Context, k Key, t Target, r Request) (Response, error) {
 	if err := checkRequest(r.Method, &r); err != nil {
 		return Response{}, err
@@ -160,6 +162,7 @@ func (p *Pool) Do(ctx context.Context, k Key, t Target, r Request) (Response, er
 		if !retry || again {
 			return resp, err
 		}
+		resp.Release()
 		again = true
 	}
 }
@@ -182,6 +185,7 @@ func (p *Pool) List(ctx context.Context, k Key, t Target, kind string) (Listing,
 		return Listing{}, fault.New(fault.Internal, "KIND_INVALID", "there is no such kind of definition")
 	}
 	for again := false; ; again = true {
+		began := time.Now()
 		c, err := p.acquire(ctx, k, t)
 		if err != nil {
 			var ce *connectError
@@ -191,6 +195,9 @@ func (p *Pool) List(ctx context.Context, k Key, t Target, kind string) (Listing,
 			return Listing{}, err
 		}
 		out, err := c.list(ctx, kind)
+		if c.opened.After(began) {
+			out.Negotiation = c.negotiation
+		}
 		p.release(c)
 		if f, ok := fault.As(err); !again && ok && f.Reason == "SESSION_LOST" {
 			continue

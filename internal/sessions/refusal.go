@@ -20,7 +20,7 @@ func (w *httpWire) refused(resp *http.Response, body io.Reader, x *exchange, nex
 	if resp.StatusCode >= 300 && resp.StatusCode < 400 {
 		return rep, nil, w.redirected(resp, next)
 	}
-	if data, err := readAll(body, refusalBytes, resp.ContentLength); err == nil {
+	if data, err := readAll(body, refusalBytes, resp.ContentLength, x.hold); err == nil {
 		w.errorBody(data, x, &rep)
 	}
 	rep.retryAfter = retryAfter(resp.Header.Get("Retry-After"), time.Now())

@@ -53,6 +53,8 @@ type eventReader struct {
 	// lastID is the last event id, and retry the last hint, 0 if none came.
 	lastID string
 	retry  time.Duration
+	// hold counts what is kept of an event; nil counts nothing.
+	hold *lease
 	// activity is called for every line, comments too, when it is set.
 	activity func()
 }
@@ -93,6 +95,13 @@ func (e *eventReader) next() (event, error) {
 	}
 }
 
+// wholeLine is more than the buffer that is read into holds, so that a longer line
+// is never a part of it.
+const wholeLine = 64 << 10
+
+// keep hands the data of the last event over to the caller for good.
+func (e *eventReader) keep() { e.data = nil }
+
 func (e *eventReader) reset() {
 	// A large event must not stay in memory for the life of a stream.
 	if cap(e.data) > 64<<10 {
@@ -112,11 +121,17 @@ func (e *eventReader) field(line []byte) error {
 		if int64(len(e.data)+len(value)+1) > e.lim.event {
 			return errEventTooLarge
 		}
-		if e.lines > 0 {
+		e.lines++
+		if e.lines == 1 && len(value) > wholeLine {
+			// The line was put together in partial, which becomes the data.
+			e.data, e.partial = value, nil
+			return e.hold.grow(cap(e.data))
+		}
+		if e.lines > 1 {
 			e.data = append(e.data, '\n')
 		}
 		e.data = append(e.data, value...)
-		e.lines++
+		return e.hold.grow(cap(e.partial) + cap(e.data))
 	case "event":
 		e.name = shorten(string(value), 64)
 	case "id":
@@ -156,6 +171,9 @@ func (e *eventReader) line() ([]byte, error) {
 		}
 		if int64(len(e.partial)+len(e.rest)) > e.lim.event+64 {
 			return nil, errEventTooLarge
+		}
+		if err := e.hold.grow(cap(e.data) + len(e.partial) + len(e.rest)); err != nil {
+			return nil, err
 		}
 		e.partial = append(e.partial, e.rest...)
 		e.rest, e.lf = nil, -2

@@ -137,11 +137,7 @@ func (w *stdioWire) exchange(ctx context.Context, x *exchange) (reply, error) {
 	w.mu.Lock()
 	w.pending[x.id] = wait
 	w.mu.Unlock()
-	defer func() {
-		w.mu.Lock()
-		delete(w.pending, x.id)
-		w.mu.Unlock()
-	}()
+	defer w.leave(x.id, wait)
 	phase, err := w.write(ctx, x.body, x.beforeSend)
 	if err != nil {
 		return reply{phase: phase}, err
@@ -167,6 +163,18 @@ func (w *stdioWire) exchange(ctx context.Context, x *exchange) (reply, error) {
 	return rep, err
 }
 
+// leave ends the wait for an answer; one that came all the same is let go.
+func (w *stdioWire) leave(id int64, wait *waiter) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.pending, id)
+	select {
+	case m := <-wait.answer:
+		m.hold.release()
+	default:
+	}
+}
+
 func (w *stdioWire) askedOf(wait *waiter) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -175,6 +183,14 @@ func (w *stdioWire) askedOf(wait *waiter) string {
 
 func (w *stdioWire) answered(x *exchange, wait *waiter, m message) (reply, error) {
 	rep := reply{msg: m, phase: Answered, asked: w.askedOf(wait)}
+	x.hold.adopt(m.hold)
+	if m.overBudget || !m.isResponse() {
+		rep.msg, rep.phase = message{}, MaybeSent
+		if m.overBudget {
+			return rep, overBudget
+		}
+		return rep, emptyAnswer
+	}
 	if int64(len(m.result)) > x.limit {
 		rep.msg, rep.phase = message{}, MaybeSent
 		return rep, tooLarge
@@ -265,15 +281,27 @@ func oneLine(body []byte) ([]byte, error) {
 func (w *stdioWire) read(stdout io.Reader) {
 	r := bufio.NewReaderSize(stdout, 16<<10)
 	var line []byte
+	hold := w.conn.pool.lease(w.conn.key.Tenant)
 	for {
 		part, err := r.ReadSlice('\n')
 		if len(part) > 0 {
 			w.first.Do(func() { close(w.alive) })
 		}
 		if int64(len(line)+len(part)) > w.limits.LineBytes {
+			hold.release()
 			w.fail("the server's program wrote a line that is too long")
 			io.Copy(io.Discard, r) //nolint:errcheck // so that the child is not stuck while it is ended
 			return
+		}
+		if hold.grow(cap(line)+len(part)) != nil {
+			hold.release()
+			err = skipLine(r, err)
+			w.giveUp(append(line, part...))
+			line = nil
+			if err == nil {
+				continue
+			}
+			part = nil
 		}
 		if errors.Is(err, bufio.ErrBufferFull) {
 			line = append(line, part...)
@@ -282,8 +310,8 @@ func (w *stdioWire) read(stdout io.Reader) {
 		if len(line) > 0 {
 			part = append(line, part...)
 		}
-		w.line(bytes.TrimSpace(part))
-		line = nil
+		w.line(bytes.TrimSpace(part), len(line) > 0, hold)
+		line, hold = nil, w.conn.pool.lease(w.conn.key.Tenant)
 		if err != nil {
 			w.fail("the server's program closed its output")
 			return
@@ -291,10 +319,51 @@ func (w *stdioWire) read(stdout io.Reader) {
 	}
 }
 
-func (w *stdioWire) line(data []byte) {
+// skipLine reads the rest of a line that began with a read that ended with err.
+func skipLine(r *bufio.Reader, err error) error {
+	for errors.Is(err, bufio.ErrBufferFull) {
+		_, err = r.ReadSlice('\n')
+	}
+	return err
+}
+
+// giveUp ends the request whose answer began with these bytes and could not be
+// held. When nobody can say whose it was, the connection ends, since that request
+// would wait for ever.
+func (w *stdioWire) giveUp(begin []byte) {
+	m := message{overBudget: true}
+	s := scanner{data: begin}
+	s.object(0, func(name []byte) (err error) { //nolint:errcheck // it breaks off somewhere, by its nature
+		raw, err := s.raw(1)
+		if err == nil && string(name) == "id" {
+			m.id = raw
+		}
+		return err
+	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id, wait := range w.pending {
+		if m.answers(id) || m.id == nil && len(w.pending) == 1 {
+			delete(w.pending, id)
+			wait.answer <- m
+			return
+		}
+	}
+	w.tasks.run(func() { w.fail("the server's program wrote more than can be held at this time") })
+}
+
+// line judges one line, which is the reader's buffer unless it is owned. What the
+// line has of the budget goes with an answer and is given back for all else.
+func (w *stdioWire) line(data []byte, owned bool, hold *lease) {
 	if len(data) == 0 {
 		return
 	}
+	taken := false
+	defer func() {
+		if !taken {
+			hold.release()
+		}
+	}()
 	w.mu.Lock()
 	batch := data[0] == '[' && w.version == mcp.ProtocolVersion20250326
 	w.mu.Unlock()
@@ -302,6 +371,11 @@ func (w *stdioWire) line(data []byte) {
 		all, err := parseBatch(bytes.Clone(data), batchMessages)
 		if err == nil {
 			for i := range all {
+				if m := &all[i]; !taken && m.isResponse() {
+					m.hold = hold // the first answer holds the line for all
+					taken = w.take(m)
+					continue
+				}
 				w.take(&all[i])
 			}
 			return
@@ -312,14 +386,15 @@ func (w *stdioWire) line(data []byte) {
 		return
 	}
 	m, err := parseMessage(data)
-	if err == nil && m.isResponse() {
+	if err == nil && m.isResponse() && !owned {
 		m, err = parseMessage(bytes.Clone(data)) // the line's buffer is used again
 	}
 	if err != nil {
 		w.garbage()
 		return
 	}
-	w.take(&m)
+	m.hold = hold
+	taken = w.take(&m)
 }
 
 // garbage counts a line that is no message. It is logged at growing distances,
@@ -334,11 +409,11 @@ func (w *stdioWire) garbage() {
 	}
 }
 
-// take judges one message of the child.
-func (w *stdioWire) take(m *message) {
+// take judges one message of the child and reports whether a request has it now.
+func (w *stdioWire) take(m *message) (delivered bool) {
 	switch {
-	case m.isResponse():
-		w.deliver(m)
+	case m.method == "":
+		return w.deliver(m)
 	case m.isRequest():
 		w.serverAsks(m)
 	case m.method != "":
@@ -349,7 +424,7 @@ func (w *stdioWire) take(m *message) {
 			if kind, ok := listKinds[m.method]; ok {
 				w.conn.changed(kind)
 			}
-			return
+			return false
 		}
 		if listen.note(m) {
 			w.deliver(&message{id: []byte(formatID(listen.id)), result: []byte("{}")})
@@ -357,21 +432,23 @@ func (w *stdioWire) take(m *message) {
 	default:
 		w.conn.count.stray.Add(1)
 	}
+	return false
 }
 
 // deliver hands a response to the request it names. An error without an id
 // belongs to the only request in flight, if there is only one.
-func (w *stdioWire) deliver(m *message) {
+func (w *stdioWire) deliver(m *message) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for id, wait := range w.pending {
 		if m.answers(id) || (m.err != nil && m.hasNullID() && len(w.pending) == 1) {
 			delete(w.pending, id)
 			wait.answer <- *m
-			return
+			return true
 		}
 	}
 	w.conn.count.stray.Add(1)
+	return false
 }
 
 // serverAsks answers a request of a legacy server. Which call made the server ask
@@ -443,8 +520,8 @@ func (w *stdioWire) watch(ctx context.Context, want *watch) (end watchEnd) {
 	w.pending[want.id], w.listen = wait, want
 	w.mu.Unlock()
 	defer func() {
+		w.leave(want.id, wait)
 		w.mu.Lock()
-		delete(w.pending, want.id)
 		w.listen = nil
 		w.mu.Unlock()
 	}()
@@ -454,6 +531,7 @@ func (w *stdioWire) watch(ctx context.Context, want *watch) (end watchEnd) {
 	}
 	select {
 	case m := <-wait.answer:
+		m.hold.release()
 		end.refused = m.err != nil
 	case <-ctx.Done():
 	case <-w.dead:

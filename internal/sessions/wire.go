@@ -41,6 +41,8 @@ type exchange struct {
 	beforeSend func() error
 	// patient is set for requests that must not be cancelled at the server.
 	patient bool
+	// hold is what the answer has of the budget; nil counts nothing.
+	hold *lease
 }
 
 // reply is what came back for an exchange.
@@ -115,10 +117,14 @@ func ended(ctx context.Context) *fault.Error {
 	if context.Cause(ctx) == context.DeadlineExceeded || ctx.Err() == context.DeadlineExceeded {
 		return failure(fault.Deadline, fault.Transport, "TIMEOUT", "the server did not answer in time")
 	}
-	return failure(fault.Canceled, fault.Transport, "CANCELED", "the request was cancelled")
+	return failure(fault.Canceled, fault.Host, "CANCELLED", "the request was cancelled")
 }
 
 var tooLarge = failure(fault.TooLarge, fault.Server, "RESULT_TOO_LARGE", "the server's answer exceeds the limit for results")
+
+// emptyAnswer is what comes of an answer with the right id and nothing else. It
+// does not tell whether the request was carried out.
+var emptyAnswer = protocolError("ANSWER_EMPTY", "the server's answer carries neither a result nor an error")
 
 // knownVersions are the protocol versions this build speaks, newest first.
 var knownVersions = mcp.ValidProtocolVersions
