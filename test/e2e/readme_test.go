@@ -18,10 +18,18 @@ import (
 	"time"
 )
 
-const (
-	walkHeading = "## A call that needs consent, by curl"
-	nobody      = 65534
-)
+const nobody = 65534
+
+// walkHeadings are the README's sections that are one walk-through.
+var walkHeadings = []string{"A call that needs consent, by curl\n", "A server of your own, by curl\n"}
+
+// shellBlocks returns the blocks of shell in a text.
+func shellBlocks(text string) (out []string) {
+	for _, m := range regexp.MustCompile("(?s)\n```sh\n(.*?)```\n").FindAllStringSubmatch(text, -1) {
+		out = append(out, m[1])
+	}
+	return out
+}
 
 // readme returns the README's lines of shell: those of the two commands and
 // those of the walk-through.
@@ -35,12 +43,12 @@ func readme(t *testing.T) (commands, walk []string) {
 	into := &commands
 	for section := range strings.SplitSeq(string(b), "\n## ") {
 		into = &commands
-		if strings.HasPrefix("## "+section, walkHeading) {
-			into = &walk
+		for _, heading := range walkHeadings {
+			if strings.HasPrefix(section, heading) {
+				into = &walk
+			}
 		}
-		for _, m := range regexp.MustCompile("(?s)\n```sh\n(.*?)```\n").FindAllStringSubmatch(section, -1) {
-			*into = append(*into, m[1])
-		}
+		*into = append(*into, shellBlocks(section)...)
 	}
 	return commands, walk
 }
@@ -54,7 +62,7 @@ func TestREADME(t *testing.T) {
 	if len(commands) != 2 || commands[0] != "go run ./cmd/server\n" || commands[1] != "make test\n" {
 		t.Errorf("the two commands are %q", commands)
 	}
-	if len(walk) < 6 {
+	if len(walk) < 8 {
 		t.Fatalf("the walk-through has %d blocks", len(walk))
 	}
 	script := strings.Join(walk, "")
@@ -109,12 +117,15 @@ func (d development) walk(script string) {
 		`"state":"CONSENT_REQUIRED"`, `"firstFailed":"consent"`, `"state":"PENDING"`, `"state":"APPROVED"`,
 		`"state":"SUCCEEDED"`, `"structuredContent":{"id":"ev_1"`, `"sideEffectId":"ev_1"`, `"untrusted":true`,
 		`"kind":"consent.decided"`, `"kind":"call.dispatched"`, `"ok":true`,
+		`"name":"office"`, `"reachable":true`, `"state":"ACTIVE"`, `"modelName":"office__get_availability"`,
 	} {
 		if !strings.Contains(out, want) {
 			d.t.Errorf("the walk-through does not show %s", want)
 		}
 	}
-	if strings.Contains(out, "send_invitations") {
+	tools := regexp.MustCompile(`(?m)^\{"revision":"\w+","tools":.*$`).FindAllString(out, -1)
+	if len(tools) != 2 || strings.Contains(strings.Join(tools, ""), "send_invitations") ||
+		strings.Contains(tools[1], "create_draft_event") {
 		d.t.Error("the walk-through shows a tool that the contract leaves out")
 	}
 	if n := succeeded(out); n != 2 {
@@ -137,7 +148,38 @@ func (d development) walk(script string) {
 	if out := d.shell(script); succeeded(out) != 2 || !strings.Contains(out, `"ok":true`) {
 		d.t.Errorf("the walk-through after the restart shows:\n%s", out)
 	}
+	d.keepCheckpoint()
 	stop()
+}
+
+// keepCheckpoint runs the very lines of docs/audit.md. The stop has signed a
+// checkpoint, so that there is one to keep.
+func (d development) keepCheckpoint() {
+	d.t.Helper()
+	page, err := os.ReadFile("../../docs/audit.md")
+	must(d.t, err)
+	blocks := shellBlocks(string(page))
+	named := regexp.MustCompile(`checkpoint-\d{4}-\d\d-\d\d\.json`)
+	if len(blocks) != 2 || !named.MatchString(blocks[1]) {
+		d.t.Fatalf("docs/audit.md has the blocks %q", blocks)
+	}
+	b, err := os.ReadFile(filepath.Join(d.data, "demo.json"))
+	must(d.t, err)
+	var file map[string]string
+	must(d.t, json.Unmarshal(b, &file))
+	as := func(key string) string {
+		return "cd " + readableDir(d.t, max(d.uid, os.Geteuid())) + "\nBULKHEAD_URL=" + file["url"] + " AUDITOR_KEY=" + key + "\n"
+	}
+	good := as(file["auditorKey"])
+	out := d.shell(good + blocks[0] + "cat checkpoint-*.json; mv checkpoint-*.json " + named.FindString(blocks[1]) + "\n" + blocks[1])
+	if !regexp.MustCompile(`(?s)^\{"checkpoint":\{[^}]*"signature":"[^"]+"[^}]*\}\}\n.*"ok":true`).MatchString(out) {
+		d.t.Errorf("keeping a checkpoint shows:\n%s", out)
+	}
+	// What cannot be asked fails, and leaves nothing that looks like a checkpoint.
+	out = d.shell(as(file["serviceKey"]) + "if " + strings.TrimSpace(blocks[0]) + "; then echo kept; fi; ls | wc -l\n")
+	if strings.Contains(out, "kept") || !strings.HasSuffix(strings.TrimSpace(out), "0") {
+		d.t.Errorf("with a key that may not verify:\n%s", out)
+	}
 }
 
 // succeeded counts the calls that are shown with a result.
