@@ -92,7 +92,7 @@ func (q *StatusQuery) SideEffectID(v Vars) string {
 	if q.sideEffectID == nil {
 		return ""
 	}
-	value, reason := q.sideEffectID.eval(&v)
+	value, reason := q.sideEffectID.eval(&v, &meter{})
 	id, ok := value.(types.String)
 	if reason != "" || !ok || len(id) > maxSideEffectID {
 		return ""
@@ -106,13 +106,13 @@ const maxSideEffectID = 1024
 // Arguments returns the arguments of the query in args-1. It fails with a
 // Precondition fault when an expression has no value or they are too large.
 func (q *StatusQuery) Arguments(v Vars) ([]byte, error) {
-	out := []byte{'{'}
+	out, m := []byte{'{'}, &meter{}
 	for i, a := range q.arguments {
 		if i > 0 {
 			out = append(out, ',')
 		}
 		out = append(canonical.AppendString(out, a.name), ':')
-		value, reason := a.rule.eval(&v)
+		value, reason := a.rule.eval(&v, m)
 		if reason == "" {
 			out, reason = q.appendJSON(out, value, 1)
 		}

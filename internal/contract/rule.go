@@ -1,7 +1,6 @@
 package contract
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -17,7 +16,9 @@ import (
 	"cel.dev/cel-go/interpreter"
 )
 
-// The bounds of a rule. Costs are those of CEL: about one for each step.
+// The bounds of a rule. Costs are steps of about 100 ns at most: those that CEL
+// counts, and those of the meter for calls and literals by the size of what they
+// read and make.
 const (
 	maxExpression = 4 << 10 // bytes
 	maxNodes      = 2000
@@ -27,12 +28,12 @@ const (
 	// maxCost ends an evaluation. It is also the most that a rule may be
 	// estimated to cost when each list, map and string it reads has sizeHint
 	// entries or characters.
-	maxCost  = 500_000
+	maxCost  = 200_000
 	sizeHint = 64
-	// maxTime ends a rule with loops on a machine so slow that the cost did not.
-	maxTime = 5 * time.Second
-	// checkEvery is the number of loop steps between looks at the clock.
-	checkEvery = 100
+	// maxMade bounds in bytes all that one evaluation makes: texts, lists, maps.
+	maxMade = 4 << 20
+	// maxTime ends a rule on a machine so slow that the cost did not.
+	maxTime = time.Second
 )
 
 // ruleKind is where an expression stands; it decides variables and type.
@@ -51,7 +52,6 @@ type rule struct {
 	// args and result say which foreign values the expression reads.
 	args   bool
 	result bool
-	loops  bool
 	// names are the members that the expression itself names; only these may
 	// appear in the reason of a denial.
 	names map[string]bool
@@ -60,7 +60,7 @@ type rule struct {
 // environments returns the CEL environment of rules over a proposal, and the
 // one that has result too.
 var environments = sync.OnceValues(func() ([2]*cel.Env, error) {
-	object := cel.MapType(cel.StringType, cel.DynType)
+	object, any := cel.MapType(cel.StringType, cel.DynType), cel.TypeParamType("T")
 	proposal, err := cel.NewEnv(
 		cel.Variable("args", object),
 		cel.Variable("principal.subject", cel.StringType),
@@ -76,6 +76,10 @@ var environments = sync.OnceValues(func() ([2]*cel.Env, error) {
 		cel.Variable("call.tool", cel.StringType),
 		cel.Function("within", cel.Overload("within_dyn_dyn", []*cel.Type{cel.DynType, cel.DynType}, cel.BoolType,
 			cel.BinaryBinding(celWithin))),
+		// Only guard writes these two; no expression can name them.
+		cel.Function(keyName, cel.Overload(keyName+"_any", []*cel.Type{any}, any, cel.UnaryBinding(celKey))),
+		cel.Function(rangeName, cel.Overload(rangeName+"_any", []*cel.Type{any, cel.IntType}, any,
+			cel.BinaryBinding(func(v, _ ref.Val) ref.Val { return v }))),
 		cel.ParserExpressionSizeLimit(maxExpression),
 		cel.ParserRecursionLimit(maxNesting),
 		cel.ExpressionNodeLimit(maxNodes),
@@ -94,6 +98,111 @@ var environments = sync.OnceValues(func() ([2]*cel.Env, error) {
 	return [2]*cel.Env{proposal, query}, err
 })
 
+// keyName is a function that bounds a key which is known only when the rule
+// runs, rangeName one that bounds what a loop goes over; its second operand is
+// the number of steps of each round, besides what is counted within it.
+const (
+	keyName   = "@key"
+	rangeName = "@range"
+)
+
+// bindings returns what each function and overload of the environment runs.
+var bindings = sync.OnceValues(func() (map[string]binding, error) {
+	envs, err := environments()
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]binding{}
+	for _, f := range envs[1].Functions() {
+		bound, err := f.Bindings()
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range bound {
+			b := binding{trait: o.OperandTrait}
+			if o.Unary != nil || o.Binary != nil || o.Function != nil {
+				b.do = func(args []ref.Val) ref.Val {
+					switch {
+					case len(args) == 1 && o.Unary != nil:
+						return o.Unary(args[0])
+					case len(args) == 2 && o.Binary != nil:
+						return o.Binary(args[0], args[1])
+					case o.Function != nil:
+						return o.Function(args...)
+					}
+					return types.NewErr("no such overload")
+				}
+			}
+			all[o.Operator] = b
+		}
+	}
+	return all, nil
+})
+
+// celKey lets through what can be a key or an index.
+func celKey(v ref.Val) ref.Val {
+	switch v.(type) {
+	case types.String, types.Int, types.Uint, types.Double, types.Bool:
+		return v
+	}
+	return types.NewErr("no such overload")
+}
+
+// guard puts keyName and rangeName into a parsed expression.
+func guard(parsed *ast.AST) {
+	type site struct {
+		e     ast.Expr
+		round int64 // steps of a round where e is a range, 0 where it is a key
+	}
+	var sites []site
+	last := int64(0)
+	add := func(e ast.Expr, round int64) {
+		if e.Kind() != ast.LiteralKind {
+			sites = append(sites, site{e, round})
+		}
+	}
+	ast.PreOrderVisit(parsed.Expr(), ast.NewExprVisitor(func(e ast.Expr) {
+		last = max(last, e.ID())
+		switch e.Kind() {
+		case ast.ComprehensionKind:
+			add(e.AsComprehension().IterRange(), loopSteps+nodes(e)/nodesStep)
+		case ast.MapKind:
+			for _, entry := range e.AsMap().Entries() {
+				last = max(last, entry.ID())
+				add(entry.AsMapEntry().Key(), 0)
+			}
+		case ast.CallKind:
+			if c := e.AsCall(); c.FunctionName() == operators.Index && len(c.Args()) == 2 {
+				add(c.Args()[1], 0)
+			}
+		}
+	}))
+	for id := range parsed.SourceInfo().MacroCalls() {
+		last = max(last, id)
+	}
+	factory, info := ast.NewExprFactory(), parsed.SourceInfo()
+	for _, s := range sites {
+		last++
+		inner := factory.NewUnspecifiedExpr(last)
+		inner.SetKindCase(s.e)
+		if at, ok := info.GetOffsetRange(s.e.ID()); ok {
+			info.SetOffsetRange(last, at)
+		}
+		if s.round == 0 {
+			s.e.SetKindCase(factory.NewCall(s.e.ID(), keyName, inner))
+			continue
+		}
+		last++
+		s.e.SetKindCase(factory.NewCall(s.e.ID(), rangeName, inner, factory.NewLiteral(last, types.Int(s.round))))
+	}
+}
+
+// nodes is the number of nodes of an expression.
+func nodes(e ast.Expr) (n int64) {
+	ast.PreOrderVisit(e, ast.NewExprVisitor(func(ast.Expr) { n++ }))
+	return n
+}
+
 // celWithin is within for whatever a rule passes: what is no string is within
 // nothing.
 func celWithin(path, root ref.Val) ref.Val {
@@ -105,6 +214,11 @@ func celWithin(path, root ref.Val) ref.Val {
 // compile compiles an expression, notes what is wrong with it, and returns nil
 // then.
 func (r *reader) compile(path, src string, kind ruleKind, t *Tool) *rule {
+	return r.compileCosting(path, src, kind, t, maxCost)
+}
+
+// compileCosting is compile with another bound of the estimate.
+func (r *reader) compileCosting(path, src string, kind ruleKind, t *Tool, most uint64) *rule {
 	envs, err := environments()
 	if err != nil {
 		// The environment is made of constants; a test compiles in it.
@@ -115,10 +229,18 @@ func (r *reader) compile(path, src string, kind ruleKind, t *Tool) *rule {
 	if kind == ruleSucceeded || kind == ruleSideEffect {
 		env = envs[1]
 	}
-	checked, issues := env.Compile(src)
+	checked, issues := env.Parse(src)
+	if issues.Err() == nil {
+		guard(checked.NativeRep())
+		checked, issues = env.Check(checked)
+	}
 	if issues.Err() != nil {
 		for _, e := range issues.Errors()[:1] {
-			r.fail(path, "does not compile at %d:%d: %s", e.Location.Line(), e.Location.Column()+1, oneLine(e.Message))
+			at := ""
+			if e.Location.Line() > 0 {
+				at = fmt.Sprintf(" at %d:%d", e.Location.Line(), e.Location.Column()+1)
+			}
+			r.fail(path, "does not compile%s: %s", at, oneLine(e.Message))
 		}
 		return nil
 	}
@@ -136,12 +258,12 @@ func (r *reader) compile(path, src string, kind ruleKind, t *Tool) *rule {
 		return nil
 	}
 	estimate, err := env.EstimateCost(checked, sizes{})
-	if err != nil || estimate.Max > maxCost {
+	if err != nil || estimate.Max > most {
 		r.fail(path, "costs too much: over %d steps for lists and texts of %d", maxCost, sizeHint)
 		return nil
 	}
-	out.program, err = env.Program(checked, cel.EvalOptions(cel.OptOptimize), cel.CostLimit(maxCost),
-		cel.CostTracking(lengths{}), cel.InterruptCheckFrequency(checkEvery))
+	out.program, err = env.Program(checked, cel.CustomDecoratorV2(decorate), cel.EvalOptions(cel.OptOptimize),
+		cel.CostLimit(maxCost))
 	if err != nil {
 		r.fail(path, "does not compile: %s", oneLine(err.Error()))
 		return nil
@@ -173,8 +295,14 @@ func oneLine(s string) string {
 func (u *rule) inspect(checked *ast.AST, t *Tool) (broken string) {
 	visit := func(e ast.Expr) {
 		switch e.Kind() {
-		case ast.ComprehensionKind:
-			u.loops = true
+		case ast.MapKind:
+			for _, entry := range e.AsMap().Entries() {
+				if k := entry.AsMapEntry().Key(); k.Kind() == ast.LiteralKind && types.IsError(celKey(k.AsLiteral())) {
+					broken = "has a map with a key that is no text, number or bool"
+				}
+			}
+		case ast.StructKind:
+			broken = "makes a message; rules have lists and maps only"
 		case ast.IdentKind:
 			switch e.AsIdent() {
 			case "args":
@@ -233,51 +361,29 @@ func (sizes) EstimateSize(cost.AstNode) *cost.SizeEstimate {
 }
 
 // EstimateCallCost implements cost.Estimator.
-func (sizes) EstimateCallCost(function, _ string, _ *cost.AstNode, _ []cost.AstNode) *cost.CallEstimate {
-	if function != "within" {
-		return nil
+func (sizes) EstimateCallCost(function, _ string, _ *cost.AstNode, args []cost.AstNode) *cost.CallEstimate {
+	switch function {
+	case "within":
+		return cost.NewCallEstimate(cost.RangedCostEstimate(1, 1+2*sizeHint/parseStep), nil)
+	case rangeName:
+		return cost.NewCallEstimate(cost.FixedCostEstimate(loopSteps*sizeHint), args[0].ComputedSize())
 	}
-	return cost.NewCallEstimate(cost.RangedCostEstimate(1, 1+sizeHint/10), nil)
+	return nil
 }
 
-// lengths counts what within costs when it runs: a tenth of a step for each
-// byte, as CEL counts its own functions over strings.
-type lengths struct{}
-
-// CallCost implements cost.ActualCostEstimator.
-func (lengths) CallCost(function, _ string, args []ref.Val, _ ref.Val) *uint64 {
-	if function != "within" {
-		return nil
-	}
-	steps := uint64(1)
-	for _, a := range args {
-		if s, ok := a.(types.String); ok {
-			steps += uint64(min(len(s), maxPath)) / 10
-		}
-	}
-	return &steps
-}
-
-// eval evaluates the expression. The reason is empty when there is a value; it
-// never holds a value of the call.
-func (u *rule) eval(v *Vars) (value ref.Val, reason string) {
+// eval evaluates the expression on a meter, which may be one of several
+// evaluations. The reason is empty when there is a value; it never holds a value
+// of the call.
+func (u *rule) eval(v *Vars, m *meter) (value ref.Val, reason string) {
 	switch {
 	case u.args && v.Args.inexact != "":
 		return nil, "arguments hold a number that cannot be read exactly, at " + v.Args.inexact
 	case u.result && v.Result.inexact != "":
 		return nil, "the result holds a number that cannot be read exactly, at " + v.Result.inexact
 	}
-	ctx := context.Background()
-	if u.loops {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, maxTime)
-		defer cancel()
-	}
-	var err error
-	if u.loops {
-		value, _, err = u.program.ContextEval(ctx, activation{v})
-	} else {
-		value, _, err = u.program.Eval(activation{v})
+	value, details, err := u.program.Eval(activation{v, m})
+	if details != nil && details.ActualCost() != nil {
+		m.spent += *details.ActualCost()
 	}
 	switch {
 	case err != nil:
@@ -290,7 +396,7 @@ func (u *rule) eval(v *Vars) (value ref.Val, reason string) {
 
 // evalBool is eval for a rule that must be true or false.
 func (u *rule) evalBool(v *Vars) (ok bool, reason string) {
-	value, reason := u.eval(v)
+	value, reason := u.eval(v, &meter{})
 	if reason != "" {
 		return false, reason
 	}
@@ -308,8 +414,8 @@ func (u *rule) reason(err error) string {
 	text := err.Error()
 	switch {
 	case errors.As(err, &cancelled) && cancelled.Cause == interpreter.CostLimitExceeded:
-		return fmt.Sprintf("the rule took more than %d steps", maxCost)
-	case errors.Is(err, interpreter.InterruptError{}):
+		return "the rule costs too much"
+	case errors.As(err, &cancelled):
 		return "the rule took too long"
 	case strings.HasPrefix(text, "no such key: "):
 		if name := strings.TrimPrefix(text, "no such key: "); u.names[name] {

@@ -64,8 +64,10 @@ func (r *reader) tool(c *Contract, path string, v any) (*Tool, bool) {
 	t := &Tool{Timeout: c.Limits.Timeout}
 	named := false
 	if v, path, ok := o.need("name"); ok {
-		if t.Name, named = r.printable(path, v, maxToolName); named && strings.ContainsRune(t.Name, ' ') {
-			r.fail(path, "must not have a space")
+		if s, ok := v.(string); ok && strings.ContainsRune(s, ' ') {
+			r.fail(path, "must have no space")
+		} else {
+			t.Name, named = r.printable(path, v, maxToolName)
 		}
 	}
 	if v, path, ok := o.need("definition"); ok {

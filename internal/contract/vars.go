@@ -124,7 +124,10 @@ func (v Value) object() map[string]any {
 
 // activation gives CEL the variables one by one, so that nothing is converted
 // that the rule does not read. Groups and servers are never nil.
-type activation struct{ *Vars }
+type activation struct {
+	*Vars
+	meter *meter
+}
 
 // ResolveName implements interpreter.Activation.
 func (a activation) ResolveName(name string) (any, bool) {
@@ -155,6 +158,8 @@ func (a activation) ResolveName(name string) (any, bool) {
 		return a.Call.Server, true
 	case "call.tool":
 		return a.Call.Tool, true
+	case meterName:
+		return a.meter, true
 	}
 	return nil, false
 }
