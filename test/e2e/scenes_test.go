@@ -204,6 +204,10 @@ func TestChangedDefinitionVoids(t *testing.T) {
 		if tools := w.tools(w.alice, ses); tools[demo.CreateDraftEvent] != nil || tools[demo.GetAvailability] == nil {
 			t.Errorf("tools of the user: %v", tools)
 		}
+		if list, err := w.alice.ListTools(w.ctx, &pb.ListToolsRequest{SessionId: ses}); err != nil || len(list.GetFindings()) != 1 ||
+			list.GetFindings()[0].GetCode() != "DEFINITION_CHANGED" || !strings.HasPrefix(list.GetFindings()[0].GetDetail(), "calendar: "+demo.CreateDraftEvent+": ") {
+			t.Errorf("the user is told %v, %v", list.GetFindings(), err)
+		}
 		wantState(t, w.propose(w.alice, ses, "calendar", demo.GetAvailability, week), pb.Call_SUCCEEDED)
 		wantDenied(t, w.propose(w.alice, ses, "calendar", demo.SendInvitations, obj{"id": "ev_1", "attendees": []string{"a@example.com"}}), "definition")
 
