@@ -1,0 +1,248 @@
+package sessions
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/mark3labs/mcp-go/mcp"
+)
+
+// read reads the child's output to its end. Lines that are no messages are
+// skipped and counted; a line above the limit ends the connection.
+func (w *stdioWire) read(stdout io.Reader) {
+	r := bufio.NewReaderSize(stdout, 16<<10)
+	var line []byte
+	hold := w.conn.pool.lease(w.conn.key.Tenant)
+	for {
+		part, err := r.ReadSlice('\n')
+		if len(part) > 0 {
+			w.first.Do(func() { close(w.alive) })
+		}
+		if int64(len(line)+len(part)) > w.limits.LineBytes {
+			hold.release()
+			w.fail("the server's program wrote a line that is too long")
+			io.Copy(io.Discard, r) //nolint:errcheck // so that the child is not stuck while it is ended
+			return
+		}
+		if hold.grow(cap(line)+len(part)) != nil {
+			hold.release()
+			err = skipLine(r, err)
+			w.giveUp(append(line, part...))
+			line = nil
+			if err == nil {
+				continue
+			}
+			part = nil
+		}
+		if errors.Is(err, bufio.ErrBufferFull) {
+			line = append(line, part...)
+			continue
+		}
+		if len(line) > 0 {
+			part = append(line, part...)
+		}
+		w.line(bytes.TrimSpace(part), len(line) > 0, hold)
+		line, hold = nil, w.conn.pool.lease(w.conn.key.Tenant)
+		if err != nil {
+			w.fail("the server's program closed its output")
+			return
+		}
+	}
+}
+
+// skipLine reads the rest of a line that began with a read that ended with err.
+func skipLine(r *bufio.Reader, err error) error {
+	for errors.Is(err, bufio.ErrBufferFull) {
+		_, err = r.ReadSlice('\n')
+	}
+	return err
+}
+
+// giveUp ends the request whose answer began with these bytes and could not be
+// held. When nobody can say whose it was, the connection ends, since that request
+// would wait for ever.
+func (w *stdioWire) giveUp(begin []byte) {
+	m := message{overBudget: true}
+	s := scanner{data: begin}
+	s.object(0, func(name []byte) (err error) { //nolint:errcheck // it breaks off somewhere, by its nature
+		raw, err := s.raw(1)
+		if err == nil && string(name) == "id" {
+			m.id = raw
+		}
+		return err
+	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id, wait := range w.pending {
+		if m.answers(id) || m.id == nil && len(w.pending) == 1 {
+			delete(w.pending, id)
+			wait.answer <- m
+			return
+		}
+	}
+	w.tasks.run(func() { w.fail("the server's program wrote more than can be held at this time") })
+}
+
+// line judges one line, which is the reader's buffer unless it is owned. What the
+// line has of the budget goes with an answer and is given back for all else.
+func (w *stdioWire) line(data []byte, owned bool, hold *lease) {
+	if len(data) == 0 {
+		return
+	}
+	taken := false
+	defer func() {
+		if !taken {
+			hold.release()
+		}
+	}()
+	w.mu.Lock()
+	batch := data[0] == '[' && w.version == mcp.ProtocolVersion20250326
+	w.mu.Unlock()
+	if batch {
+		all, err := parseBatch(bytes.Clone(data), batchMessages)
+		if err == nil {
+			for i := range all {
+				if m := &all[i]; !taken && m.isResponse() {
+					m.hold = hold // the first answer holds the line for all
+					taken = w.take(m)
+					continue
+				}
+				w.take(&all[i])
+			}
+			return
+		}
+	}
+	if data[0] != '{' {
+		w.garbage()
+		return
+	}
+	m, err := parseMessage(data)
+	if err == nil && m.isResponse() && !owned {
+		m, err = parseMessage(bytes.Clone(data)) // the line's buffer is used again
+	}
+	if err != nil {
+		w.garbage()
+		return
+	}
+	m.hold = hold
+	taken = w.take(&m)
+}
+
+// garbage counts a line that is no message. It is logged at growing distances,
+// and never with its text, which may hold anything.
+func (w *stdioWire) garbage() {
+	n := w.conn.count.garbage.Add(1)
+	for n >= 10 && n%10 == 0 {
+		n /= 10
+	}
+	if n == 1 {
+		w.log.Warn("server wrote a line that is no message", "count", w.conn.count.garbage.Load())
+	}
+}
+
+// take judges one message of the child and reports whether a request has it now.
+func (w *stdioWire) take(m *message) (delivered bool) {
+	switch {
+	case m.method == "":
+		return w.deliver(m)
+	case m.isRequest():
+		w.serverAsks(m)
+	case m.method != "":
+		w.mu.Lock()
+		listen := w.listen
+		w.mu.Unlock()
+		if listen == nil {
+			if kind, ok := listKinds[m.method]; ok {
+				w.conn.changed(kind)
+			}
+			return false
+		}
+		if listen.note(m) {
+			w.deliver(&message{id: []byte(formatID(listen.id)), result: []byte("{}")})
+		}
+	default:
+		w.conn.count.stray.Add(1)
+	}
+	return false
+}
+
+// deliver hands a response to the request it names. An error without an id
+// belongs to the only request in flight, if there is only one.
+func (w *stdioWire) deliver(m *message) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id, wait := range w.pending {
+		if m.answers(id) || (m.err != nil && m.hasNullID() && len(w.pending) == 1) {
+			delete(w.pending, id)
+			wait.answer <- *m
+			return true
+		}
+	}
+	w.conn.count.stray.Add(1)
+	return false
+}
+
+// serverAsks answers a request of a legacy server. Which call made the server ask
+// is known only while one call is in flight.
+func (w *stdioWire) serverAsks(m *message) {
+	w.mu.Lock()
+	modern := w.modern
+	if !modern && m.method != string(mcp.MethodPing) {
+		var calls []*waiter
+		for _, wait := range w.pending {
+			if !wait.patient {
+				calls = append(calls, wait)
+			}
+		}
+		if len(calls) == 1 && calls[0].asked == "" {
+			calls[0].asked = shorten(m.method, 128)
+		}
+	}
+	w.mu.Unlock()
+	if modern || len(m.id) > 256 {
+		w.conn.count.stray.Add(1)
+		return
+	}
+	// The reader must not wait for the child to read; a child that neither reads nor
+	// stops asking loses its answers.
+	body := encodeRefusal(*m)
+	select {
+	case w.writing <- struct{}{}:
+		line, err := oneLine(body)
+		if err == nil {
+			w.proc.stdin.SetWriteDeadline(time.Now().Add(time.Second)) //nolint:errcheck // the write fails by itself then
+			if n, err := w.proc.stdin.Write(line); err != nil && n > 0 {
+				defer w.fail("the server's program no longer reads")
+			}
+		}
+		<-w.writing
+	case <-time.After(time.Second):
+		w.conn.count.stray.Add(1)
+	}
+}
+
+// diagnostics logs what the child writes to standard error, up to the limit, and
+// drains the rest.
+func (w *stdioWire) diagnostics(stderr io.Reader) {
+	r := bufio.NewReaderSize(stderr, 4<<10)
+	var logged int64
+	for {
+		part, err := r.ReadSlice('\n')
+		if len(part) > 0 {
+			w.first.Do(func() { close(w.alive) })
+		}
+		if logged < w.limits.StderrBytes && len(part) > 0 {
+			logged += int64(len(part))
+			w.log.Debug("server diagnostics", "text", shorten(string(bytes.ToValidUTF8(bytes.TrimSpace(part), []byte("?"))), 1024))
+			if logged >= w.limits.StderrBytes {
+				w.log.Warn("server diagnostics exceed their limit; the rest is dropped")
+			}
+		}
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return
+		}
+	}
+}
