@@ -1,7 +1,6 @@
 package consent
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 
@@ -107,7 +106,7 @@ func FuzzUserPatterns(f *testing.F) {
 		var like bool
 		ctx := t.Context()
 		if err := w.pool.QueryRow(ctx, `SELECT $1::text LIKE ANY ($2::text[])`, user, p.UserLikes()).Scan(&like); err != nil {
-			t.Skip(fmt.Sprintf("no text of the database: %v", err))
+			t.Skipf("no text of the database: %v", err)
 		}
 		if ours := p.MayActFor(tenant.Subject{Value: user}); ours != like {
 			t.Errorf("%q of %q: %v, LIKE says %v", user, pattern, ours, like)
