@@ -74,7 +74,8 @@ func build(ctx context.Context, cfg *config.Config, st *stores, log *slog.Logger
 	p.authz.OnActivate = func(t tenant.ID, id string) { p.signals.send(context.Background(), signalContract, t, id) }
 
 	out := egress.New(egress.Policy{Allow: cfg.EgressAllow, Development: cfg.Development})
-	pool := sessions.NewPool(sessions.PoolConfig{Egress: out, Log: log, Version: version, Runtimes: runtimes(cfg)})
+	pool := sessions.NewPool(sessions.PoolConfig{Egress: out, Log: log, Version: version, Runtimes: runtimes(cfg),
+		Opened: func(t tenant.ID, server string) func() { return p.metrics.ConnectionOpened(t.String(), server) }})
 	stack.push(pool.Shutdown)
 	if err := p.buildCatalog(consents, out, pool, stack); err != nil {
 		return nil, err

@@ -34,7 +34,8 @@ type conn struct {
 	watchTried chan struct{}
 	refusal    reply // the HTTP answer that ended the negotiation, if one did
 
-	placed bool // it was given out by the pool; guarded by the pool's mutex
+	placed bool   // it was given out by the pool; guarded by the pool's mutex
+	closed func() // tells of the end of a placed one; guarded likewise
 
 	mu         sync.Mutex
 	state      string

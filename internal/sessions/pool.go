@@ -33,6 +33,9 @@ type PoolConfig struct {
 	Credentials Credentials
 	// Limits bound everything; zero members mean defaults.
 	Limits Limits
+	// Opened is told of each connection that is made and returns what to call when
+	// it has ended; for metrics. It may be nil and must not block.
+	Opened func(t tenant.ID, server string) (closed func())
 }
 
 // Pool owns the live connections. It opens one for a key when it is first needed,
@@ -49,6 +52,7 @@ type Pool struct {
 	clientInfo mcp.Implementation
 	onChange   atomic.Pointer[func(Change)]
 	spawn      *spawner
+	opened     func(t tenant.ID, server string) (closed func())
 	answers    *budget
 
 	tasks  tasks
@@ -112,7 +116,7 @@ func NewPool(cfg PoolConfig) *Pool {
 		egress: cfg.Egress, log: cfg.Log, creds: cfg.Credentials, runtimes: cfg.Runtimes, tempDir: cfg.TempDir,
 		limits: cfg.Limits.withDefaults(), clientInfo: mcp.Implementation{Name: "bulkhead", Version: cfg.Version},
 		slots: map[Key]*slot{}, tenants: map[tenant.ID]int{}, children: map[tenant.ID]int{},
-		eras: map[registration]eraNote{}, pauses: map[registration]*pause{}, spawn: newSpawner(),
+		eras: map[registration]eraNote{}, pauses: map[registration]*pause{}, spawn: newSpawner(), opened: cfg.Opened,
 	}
 	if p.clientInfo.Version == "" {
 		p.clientInfo.Version = "dev"
@@ -308,6 +312,9 @@ func (p *Pool) open(s *slot, k Key, t Target) {
 		p.remember(c, StateFailed, publicText(err))
 	} else {
 		s.c, c.placed = c, true
+		if p.opened != nil {
+			c.closed = p.opened(k.Tenant, c.target.ServerName)
+		}
 		if c.announces() {
 			c.watchTried = make(chan struct{}) // before anybody can list
 		}
@@ -406,6 +413,9 @@ func (p *Pool) drop(c *conn, why string, gap bool) {
 	}
 	if c.placed {
 		p.remember(c, StateClosed, why)
+	}
+	if c.closed != nil {
+		c.closed()
 	}
 	p.mu.Unlock()
 	if idle {

@@ -28,11 +28,8 @@ type Metrics struct {
 	requestTime   *prometheus.HistogramVec
 	calls         *prometheus.CounterVec
 	callTime      *prometheus.HistogramVec
-	consents      *prometheus.CounterVec
 	refreshes     *prometheus.CounterVec
 	connections   *prometheus.GaugeVec
-	refusals      *prometheus.CounterVec
-	sealLag       *prometheus.GaugeVec
 	security      *prometheus.CounterVec
 	redisUp       prometheus.Gauge
 	limitedByRate *prometheus.CounterVec
@@ -58,17 +55,14 @@ func NewMetrics() *Metrics {
 	m.requestTime = histogram("request_duration_seconds", "Time of a request at the edge.", "method")
 	m.calls = counter("calls_total", "Calls that reached a state, by tenant, server and state.", "tenant", "server", "state")
 	m.callTime = histogram("call_duration_seconds", "Time from proposal to the final state of a call.", "tenant", "server")
-	m.consents = counter("consents_total", "Consents that reached a state, by tenant.", "tenant", "state")
 	m.refreshes = counter("catalog_refreshes_total", "Listings of a server's definitions, by outcome.", "tenant", "server", "outcome")
 	m.connections = gauge("connections", "Open connections to servers.", "tenant", "server")
-	m.refusals = counter("egress_refusals_total", "Outbound requests that policy refused, by reason.", "tenant", "reason")
-	m.sealLag = gauge("audit_seal_lag_seconds", "Age of the oldest audit entry that has no place in the chain yet.", "tenant")
 	m.security = counter("security_events_total", "Events a security team wants to see, by kind.", "tenant", "kind")
 	m.limitedByRate = counter("rate_limited_total", "Requests refused by a rate limit.", "tenant")
 	m.redisUp = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "bulkhead", Name: "redis_up", Help: "1 while Redis answers."})
 	m.registry.MustRegister(
-		m.requests, m.requestTime, m.calls, m.callTime, m.consents, m.refreshes, m.connections, m.refusals,
-		m.sealLag, m.security, m.limitedByRate, m.redisUp,
+		m.requests, m.requestTime, m.calls, m.callTime, m.refreshes, m.connections, m.security,
+		m.limitedByRate, m.redisUp,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -122,11 +116,6 @@ func (m *Metrics) ForgetServer(tenant, server string) {
 	m.connections.DeletePartialMatch(labels)
 }
 
-// ConsentState counts a consent that reached a state.
-func (m *Metrics) ConsentState(tenant, state string) {
-	m.consents.WithLabelValues(m.bounds.tenant(tenant), m.bounds.word(state)).Inc()
-}
-
 // CatalogRefresh counts a listing of definitions by its outcome, such as
 // "changed", "same" or "failed".
 func (m *Metrics) CatalogRefresh(tenant, server, outcome string) {
@@ -145,17 +134,6 @@ func (m *Metrics) ConnectionOpened(tenant, server string) (closed func()) {
 	g := m.connections.WithLabelValues(tenant, server)
 	g.Inc()
 	return g.Dec
-}
-
-// EgressRefused counts an outbound request that policy refused.
-func (m *Metrics) EgressRefused(tenant, reason string) {
-	m.refusals.WithLabelValues(m.bounds.tenant(tenant), m.bounds.word(reason)).Inc()
-}
-
-// AuditSealLag records the age of the tenant's oldest unsealed entry, zero when
-// there is none.
-func (m *Metrics) AuditSealLag(tenant string, age time.Duration) {
-	m.sealLag.WithLabelValues(m.bounds.tenant(tenant)).Set(age.Seconds())
 }
 
 // SecurityEvent counts an event such as "key_refused" or "definition_changed".

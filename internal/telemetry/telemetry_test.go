@@ -150,12 +150,9 @@ func TestMetrics_Values(t *testing.T) {
 	m.CallState("t", "calendar", "SUCCEEDED")
 	m.CallState("t", "calendar", "SUCCEEDED")
 	m.CallTook("t", "calendar", 20*time.Millisecond)
-	m.ConsentState("t", "APPROVED")
 	m.CatalogRefresh("t", "calendar", "changed")
 	m.ConnectionOpened("t", "calendar")
 	m.ConnectionOpened("t", "calendar")()
-	m.EgressRefused("t", "PRIVATE_ADDRESS")
-	m.AuditSealLag("t", 1500*time.Millisecond)
 	m.SecurityEvent("", "key_refused")
 	m.RateLimited("t")
 	m.RedisUp(true)
@@ -169,11 +166,8 @@ func TestMetrics_Values(t *testing.T) {
 		`bulkhead_calls_total{server="calendar",state="SUCCEEDED",tenant="t"} 2`,
 		`bulkhead_call_duration_seconds_bucket{server="calendar",tenant="t",le="0.025"} 1`,
 		`bulkhead_call_duration_seconds_bucket{server="calendar",tenant="t",le="0.01"} 0`,
-		`bulkhead_consents_total{state="APPROVED",tenant="t"} 1`,
 		`bulkhead_catalog_refreshes_total{outcome="changed",server="calendar",tenant="t"} 1`,
 		`bulkhead_connections{server="calendar",tenant="t"} 1`,
-		`bulkhead_egress_refusals_total{reason="PRIVATE_ADDRESS",tenant="t"} 1`,
-		`bulkhead_audit_seal_lag_seconds{tenant="t"} 1.5`,
 		`bulkhead_security_events_total{kind="key_refused",tenant=""} 1`,
 		`bulkhead_rate_limited_total{tenant="t"} 1`,
 		`bulkhead_redis_up 1`, `go_goroutines `, `process_open_fds `,
