@@ -431,3 +431,40 @@ func TestRevokeKey_TwoAtOnce(t *testing.T) {
 		t.Errorf("the second: %v", err)
 	}
 }
+
+func TestWrite_AllOrNothingOfOneTenant(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	a, pa, _ := w.newTenant(t, "A")
+	b, _, _ := w.newTenant(t, "B")
+	rename := func(batch *pgx.Batch, of tenant.ID, name string) {
+		batch.Queue(`UPDATE keys SET display_name = $2 WHERE tenant_id = $1`, of, name)
+	}
+	name := func() string {
+		ks, err := w.svc.ListKeys(t.Context(), pa, "", 10)
+		if err != nil || len(ks) != 1 {
+			t.Fatalf("%d keys, %v", len(ks), err)
+		}
+		return ks[0].DisplayName
+	}
+	err := w.db.Write(t.Context(), a.ID, func(batch *pgx.Batch) {
+		rename(batch, a.ID, "first")
+		batch.Queue(`INSERT INTO create_requests (tenant_id, kind, actor, request_id, body_digest, resource_id)
+			VALUES ($1, 'x', 'x', 'x', 'x', 'x')`, b.ID)
+		rename(batch, a.ID, "third")
+	})
+	if err == nil || name() != "first admin" {
+		t.Errorf("a failed batch left %q, %v", name(), err)
+	}
+	err = w.db.Write(t.Context(), a.ID, func(batch *pgx.Batch) { rename(batch, a.ID, "new"); rename(batch, b.ID, "stolen") })
+	if err != nil || name() != "new" {
+		t.Errorf("%q, %v", name(), err)
+	}
+	var stolen int
+	if err := w.pg.Owner(t).QueryRow(t.Context(), `SELECT count(*) FROM keys WHERE display_name = 'stolen'`).Scan(&stolen); err != nil || stolen != 0 {
+		t.Errorf("%d keys of B changed, %v", stolen, err)
+	}
+	if err := w.db.Write(t.Context(), tenant.ID{}, func(*pgx.Batch) {}); err == nil {
+		t.Error("a batch without a tenant ran")
+	}
+}
