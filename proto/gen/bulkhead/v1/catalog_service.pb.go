@@ -354,7 +354,8 @@ type ListToolsResponse struct {
 	// Changes exactly when the list does.
 	Revision string  `protobuf:"bytes,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	Tools    []*Tool `protobuf:"bytes,2,rep,name=tools,proto3" json:"tools,omitempty"`
-	// Servers whose tools are missing or stale, and why.
+	// What is missing or stale, and why: servers that cannot be listed, and tools of
+	// their contracts that cannot be shown.
 	Findings      []*Finding `protobuf:"bytes,3,rep,name=findings,proto3" json:"findings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
