@@ -64,13 +64,34 @@ type Target struct {
 	KnownVersion string
 	// Timeout bounds connecting and negotiating. 0 means the pool's own limit.
 	Timeout time.Duration
+	// Declare is what this client says that it offers to the server. A legacy
+	// connection with another declaration is ended and negotiated anew; a modern
+	// one says it with every request.
+	Declare Capabilities
+	// LogLevel is the least severe level of log messages that the server is asked
+	// for (debug … emergency); empty means that none are wanted, and those that come
+	// all the same are dropped.
+	LogLevel string
+	// Roots are the file URIs that roots/list is answered with when Declare.Roots is
+	// set.
+	Roots []string
+}
+
+// Capabilities is what a client can offer to a server. The zero value offers
+// nothing, and what is not offered is refused when a server asks for it.
+type Capabilities struct {
+	ElicitationForm, ElicitationURL, Sampling, Roots bool
+	// Tasks is the extension io.modelcontextprotocol/tasks, of the modern era only.
+	Tasks bool
 }
 
 // Request is one request to a server, as raw bytes.
 type Request struct {
-	// Method is the MCP method: tools/call, resources/read or prompts/get.
+	// Method is the MCP method: tools/call, resources/read, prompts/get,
+	// completion/complete, tasks/get, tasks/update or tasks/cancel.
 	Method string
-	// Name is what Mcp-Name carries: params.name, or params.uri for resources.
+	// Name is what Mcp-Name carries: params.name, params.uri for resources, and
+	// params.taskId for tasks.
 	Name string
 	// Params is the JSON object of parameters, without _meta. It is sent as it is.
 	Params json.RawMessage
@@ -91,6 +112,68 @@ type Request struct {
 	// protocol version, and after a connection broke before it had taken the whole
 	// message.
 	BeforeSend func() error
+	// OnAsk serves what a legacy server asks for while this request runs, one
+	// goroutine for each question. Only what the target declares reaches it; roots
+	// are answered by the pool itself. ctx ends with the request, and when the server
+	// takes its question back. nil refuses everything but ping.
+	OnAsk func(ctx context.Context, a Ask) Answer
+	// OnNotice is told of progress and log messages of this request, the newest of
+	// what came at once. It must return soon and must not use the pool.
+	OnNotice func(Notice)
+}
+
+// Ask is what a server wants to know in the middle of a request: a request of a
+// legacy server, or one of the inputRequests of a modern one. All of it is
+// untrusted.
+type Ask struct {
+	// Key names it among the inputRequests of a modern answer; empty for legacy.
+	Key string
+	// Method is elicitation/create, sampling/createMessage or roots/list.
+	Method string
+	// Params is a valid JSON object of bounded size, {} when there was none.
+	Params json.RawMessage
+}
+
+// Answer is what an Ask is answered with: a result, a raw JSON object, or an error.
+type Answer struct {
+	Result json.RawMessage
+	Error  *RPCError
+}
+
+// The kinds of a Notice.
+const (
+	NoticeProgress = "PROGRESS"
+	NoticeLog      = "LOG"
+)
+
+// Notice is progress or a log message; untrusted text, bounded.
+type Notice struct {
+	Kind string
+	Time time.Time
+	// Progress, and Total if Total is not nil, are of a PROGRESS.
+	Progress float64
+	Total    *float64
+	// Message is the text of a PROGRESS.
+	Message string
+	// Level, Logger and Data (raw JSON) are of a LOG.
+	Level, Logger string
+	Data          json.RawMessage
+}
+
+// Task is the state of a task of the extension io.modelcontextprotocol/tasks.
+type Task struct {
+	ID string
+	// Status is working, input_required, completed, failed or cancelled.
+	Status        string
+	StatusMessage string
+	// TTL is how long the server keeps the task from its creation, nil for no end;
+	// PollInterval is what it wants between two looks, 0 if it did not say.
+	TTL          *time.Duration
+	PollInterval time.Duration
+	// Asks are its inputRequests, Result and Error how it ended.
+	Asks   []Ask
+	Result json.RawMessage
+	Error  *RPCError
 }
 
 // Phase says how far a request came. It is a fact, whatever error goes with it.
@@ -129,6 +212,7 @@ type RPCError struct {
 const (
 	ResultComplete      = "complete"
 	ResultInputRequired = "input_required"
+	ResultTask          = "task"
 )
 
 // Timings say where the time of a request went.
@@ -147,8 +231,15 @@ type Response struct {
 	Result json.RawMessage
 	// Parts are the protocol's own members of Result.
 	Parts Parts
-	// ResultType is ResultComplete or ResultInputRequired when Result is set.
+	// ResultType is ResultComplete, ResultInputRequired or, of a server that was told
+	// of the extension, ResultTask, when Result is set.
 	ResultType string
+	// Asks and RequestState are of ResultInputRequired: what the server wants to
+	// know, sorted by key, and its state as a raw JSON string, nil when there is none.
+	Asks         []Ask
+	RequestState json.RawMessage
+	// Task is the handle of ResultTask, and the state that tasks/get answered.
+	Task *Task
 	// Error is the JSON-RPC error, or nil.
 	Error *RPCError
 	// HTTPStatus is the status of the HTTP answer, 0 if there was none.
@@ -259,6 +350,8 @@ type ConnectionInfo struct {
 	Watching bool
 	// Stray counts messages that matched no request, Garbage unreadable lines.
 	Stray, Garbage int64
+	// Logs are the newest log messages of the server, oldest first, 16 at most.
+	Logs []Notice
 }
 
 // Credentials adds a user's credentials to an outgoing HTTP request. It is asked
