@@ -29,19 +29,13 @@ type stdioWire struct {
 	failed  atomic.Bool   // fail was called
 	first   sync.Once
 
+	requests *inflight
+
 	mu      sync.Mutex
 	modern  bool
 	version string
-	pending map[int64]*waiter
 	listen  *watch
 	closing bool
-}
-
-// waiter is a request in flight.
-type waiter struct {
-	answer  chan message
-	asked   string
-	patient bool
 }
 
 // newStdioWire starts the runtime's command for a connection.
@@ -64,7 +58,7 @@ func newStdioWire(p *Pool, c *conn) (*stdioWire, error) {
 	w := &stdioWire{
 		proc: proc, conn: c, limits: &p.limits, tasks: &p.tasks,
 		log:     p.log.With("tenant", c.key.Tenant.String(), "server", c.key.Server, "connection", c.id),
-		writing: make(chan struct{}, 1), alive: make(chan struct{}), dead: make(chan struct{}), pending: map[int64]*waiter{},
+		writing: make(chan struct{}, 1), alive: make(chan struct{}), dead: make(chan struct{}), requests: newInflight(),
 	}
 	p.tasks.run(proc.reap)
 	p.tasks.run(func() { w.diagnostics(proc.stderr) })
@@ -129,11 +123,8 @@ func (w *stdioWire) fail(why string) {
 
 // exchange implements wire.
 func (w *stdioWire) exchange(ctx context.Context, x *exchange) (reply, error) {
-	wait := &waiter{answer: make(chan message, 1), patient: x.patient}
-	w.mu.Lock()
-	w.pending[x.id] = wait
-	w.mu.Unlock()
-	defer w.leave(x.id, wait)
+	wait := w.requests.enter(x.id, x.patient)
+	defer w.requests.leave(x.id, wait)
 	phase, err := w.write(ctx, x.body, x.beforeSend)
 	if err != nil {
 		return reply{phase: phase}, err
@@ -141,7 +132,7 @@ func (w *stdioWire) exchange(ctx context.Context, x *exchange) (reply, error) {
 	rep := reply{phase: MaybeSent}
 	select {
 	case m := <-wait.answer:
-		return w.answered(x, wait, m)
+		return w.requests.judge(x, wait, m)
 	case <-ctx.Done():
 		err = ended(ctx)
 		if !x.patient {
@@ -150,48 +141,13 @@ func (w *stdioWire) exchange(ctx context.Context, x *exchange) (reply, error) {
 	case <-w.dead:
 		select {
 		case m := <-wait.answer:
-			return w.answered(x, wait, m)
+			return w.requests.judge(x, wait, m)
 		default:
 		}
 		err = failure(fault.Unavailable, fault.Transport, "SERVER_ENDED", "the server's program ended before it answered")
 	}
-	rep.asked = w.askedOf(wait)
+	rep.asked = w.requests.askedOf(wait)
 	return rep, err
-}
-
-// leave ends the wait for an answer; one that came all the same is let go.
-func (w *stdioWire) leave(id int64, wait *waiter) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.pending, id)
-	select {
-	case m := <-wait.answer:
-		m.hold.release()
-	default:
-	}
-}
-
-func (w *stdioWire) askedOf(wait *waiter) string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return wait.asked
-}
-
-func (w *stdioWire) answered(x *exchange, wait *waiter, m message) (reply, error) {
-	rep := reply{msg: m, phase: Answered, asked: w.askedOf(wait)}
-	x.hold.adopt(m.hold)
-	if m.overBudget || !m.isResponse() {
-		rep.msg, rep.phase = message{}, MaybeSent
-		if m.overBudget {
-			return rep, overBudget
-		}
-		return rep, emptyAnswer
-	}
-	if int64(len(m.result)) > x.limit {
-		rep.msg, rep.phase = message{}, MaybeSent
-		return rep, tooLarge
-	}
-	return rep, nil
 }
 
 // notify implements wire.
@@ -274,12 +230,12 @@ func oneLine(body []byte) ([]byte, error) {
 
 // watch implements wire for modern servers: subscriptions/listen on the one pipe.
 func (w *stdioWire) watch(ctx context.Context, want *watch) (end watchEnd) {
-	wait := &waiter{answer: make(chan message, 1), patient: true}
+	wait := w.requests.enter(want.id, true)
 	w.mu.Lock()
-	w.pending[want.id], w.listen = wait, want
+	w.listen = want
 	w.mu.Unlock()
 	defer func() {
-		w.leave(want.id, wait)
+		w.requests.leave(want.id, wait)
 		w.mu.Lock()
 		w.listen = nil
 		w.mu.Unlock()

@@ -74,14 +74,8 @@ func (w *stdioWire) giveUp(begin []byte) {
 		}
 		return err
 	})
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for id, wait := range w.pending {
-		if m.answers(id) || m.id == nil && len(w.pending) == 1 {
-			delete(w.pending, id)
-			wait.answer <- m
-			return
-		}
+	if w.requests.deliver(&m) {
+		return
 	}
 	w.tasks.run(func() { w.fail("the server's program wrote more than can be held at this time") })
 }
@@ -169,39 +163,23 @@ func (w *stdioWire) take(m *message) (delivered bool) {
 	return false
 }
 
-// deliver hands a response to the request it names. An error without an id
-// belongs to the only request in flight, if there is only one.
+// deliver hands a response to its request, and counts one that has none.
 func (w *stdioWire) deliver(m *message) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for id, wait := range w.pending {
-		if m.answers(id) || (m.err != nil && m.hasNullID() && len(w.pending) == 1) {
-			delete(w.pending, id)
-			wait.answer <- *m
-			return true
-		}
+	ok := w.requests.deliver(m)
+	if !ok {
+		w.conn.count.stray.Add(1)
 	}
-	w.conn.count.stray.Add(1)
-	return false
+	return ok
 }
 
-// serverAsks answers a request of a legacy server. Which call made the server ask
-// is known only while one call is in flight.
+// serverAsks answers a request of a legacy server.
 func (w *stdioWire) serverAsks(m *message) {
 	w.mu.Lock()
 	modern := w.modern
-	if !modern && m.method != string(mcp.MethodPing) {
-		var calls []*waiter
-		for _, wait := range w.pending {
-			if !wait.patient {
-				calls = append(calls, wait)
-			}
-		}
-		if len(calls) == 1 && calls[0].asked == "" {
-			calls[0].asked = shorten(m.method, 128)
-		}
-	}
 	w.mu.Unlock()
+	if !modern && m.method != string(mcp.MethodPing) {
+		w.requests.asks(m.method)
+	}
 	if modern || len(m.id) > 256 {
 		w.conn.count.stray.Add(1)
 		return

@@ -1,0 +1,101 @@
+package sessions
+
+import "sync"
+
+// inflight holds the requests in flight on a wire whose answers all come on one
+// channel, and hands each answer to the request that it names.
+type inflight struct {
+	mu      sync.Mutex
+	pending map[int64]*waiter
+}
+
+// waiter is a request in flight.
+type waiter struct {
+	answer  chan message
+	asked   string
+	patient bool
+}
+
+func newInflight() *inflight { return &inflight{pending: map[int64]*waiter{}} }
+
+// enter announces a request before it is sent. Every enter has its leave.
+func (f *inflight) enter(id int64, patient bool) *waiter {
+	wait := &waiter{answer: make(chan message, 1), patient: patient}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pending[id] = wait
+	return wait
+}
+
+// leave ends the wait for an answer; one that came all the same is let go.
+func (f *inflight) leave(id int64, wait *waiter) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.pending, id)
+	select {
+	case m := <-wait.answer:
+		m.hold.release()
+	default:
+	}
+}
+
+// deliver hands a response to the request it names and reports whether there is
+// one. An error without an id belongs to the only request in flight, if there is
+// only one; so does an answer too large to be read as far as its id.
+func (f *inflight) deliver(m *message) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	nameless := m.err != nil && m.hasNullID() || m.overBudget && m.id == nil
+	for id, wait := range f.pending {
+		if m.answers(id) || nameless && len(f.pending) == 1 {
+			delete(f.pending, id)
+			wait.answer <- *m
+			return true
+		}
+	}
+	return false
+}
+
+// asks notes what the server asks for. Which call made it ask is known only while
+// one call is in flight.
+func (f *inflight) asks(method string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var call *waiter
+	for _, wait := range f.pending {
+		if wait.patient {
+			continue
+		}
+		if call != nil {
+			return
+		}
+		call = wait
+	}
+	if call != nil && call.asked == "" {
+		call.asked = shorten(method, 128)
+	}
+}
+
+func (f *inflight) askedOf(wait *waiter) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return wait.asked
+}
+
+// judge turns the message that was delivered for an exchange into its reply.
+func (f *inflight) judge(x *exchange, wait *waiter, m message) (reply, error) {
+	rep := reply{msg: m, phase: Answered, asked: f.askedOf(wait)}
+	x.hold.adopt(m.hold)
+	if m.overBudget || !m.isResponse() {
+		rep.msg, rep.phase = message{}, MaybeSent
+		if m.overBudget {
+			return rep, overBudget
+		}
+		return rep, emptyAnswer
+	}
+	if int64(len(m.result)) > x.limit {
+		rep.msg, rep.phase = message{}, MaybeSent
+		return rep, tooLarge
+	}
+	return rep, nil
+}
