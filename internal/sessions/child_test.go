@@ -31,6 +31,10 @@ func runChild(role string) {
 		}
 		fmt.Fprintln(os.Stderr, "starting")
 		serveChild()
+	case "cost":
+		costServer()
+	case "watch":
+		watchServer()
 	case "host":
 		hostChild()
 	}
