@@ -379,3 +379,32 @@ func TestFO039_IncompleteListSaysSo(t *testing.T) {
 		t.Errorf("after storage: %v", again.Findings)
 	}
 }
+
+// Each user's own list is asked for and kept apart, yet what the lists have in
+// common is in memory once.
+func TestCurrent_EqualListsOfManyUsersAreHeldOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := w.admin("Acme")
+	v := w.server(p, "calendar")
+	items := make([]json.RawMessage, 1000)
+	for i := range items {
+		items[i] = tool(fmt.Sprintf("tool_%d", i), okSchema)
+	}
+	w.lister.does(func(ctx, Server, Context, Kind) (Listing, error) { return listing(items...), nil })
+	var first *Revision
+	for i := range 8 {
+		r := w.current(w.one, v, user(p, fmt.Sprintf("user%d", i)), time.Minute)
+		if len(r.Definitions) != len(items) {
+			t.Fatalf("%d definitions", len(r.Definitions))
+		}
+		if first == nil {
+			first = r
+		} else if &r.Definitions[0] != &first.Definitions[0] {
+			t.Fatalf("user %d has a copy of the list", i)
+		}
+	}
+	if n := w.lister.count(); n != 8 {
+		t.Errorf("%d lists for 8 users", n)
+	}
+}
