@@ -20,7 +20,7 @@ import (
 // table the number of rows and a digest of them.
 func (w *world) rows() map[string]string {
 	w.t.Helper()
-	pool := theService.db.Owner(w.t)
+	pool := theService.DB.Owner(w.t)
 	defer pool.Close()
 	ctx := context.WithoutCancel(w.ctx)
 	names, err := pool.Query(ctx, `SELECT table_name FROM information_schema.columns
@@ -96,7 +96,7 @@ func (w *world) endpoints(ses string, call *pb.Call) []endpoint {
 	calendar := "/v1/servers/calendar"
 	contract := `{"server":"calendar"}`
 	return []endpoint{
-		{"CreateTenant", "POST", "/v1/tenants", theService.operatorKey, false, map[string]string{"displayName": `"x"`, "requestId": `"r"`}},
+		{"CreateTenant", "POST", "/v1/tenants", theService.OperatorKey, false, map[string]string{"displayName": `"x"`, "requestId": `"r"`}},
 		{"CreateKey", "POST", "/v1/keys", w.adminKey, false, map[string]string{"displayName": `"x"`, "role": `"SERVICE"`, "subjectSpace": `"s"`,
 			"userPatterns": `["a*"]`, "servers": `["calendar"]`, "networks": `["10.0.0.0/8"]`, "mayDecide": `true`, "expireTime": `"2036-01-01T00:00:00Z"`, "requestId": `"r"`}},
 		{"CreateServer", "POST", "/v1/servers", w.adminKey, false, map[string]string{"name": `"other"`, "displayName": `"x"`, "http": `{"url":"http://127.0.0.1:1/mcp"}`,
@@ -200,7 +200,7 @@ func TestBadInput(t *testing.T) {
 	ses := w.session(w.alice)
 	call := w.ask(w.alice, ses, "calendar", demo.CreateDraftEvent, draft("Review"))
 	tenants := func() (n int) {
-		pool := theService.db.Owner(t)
+		pool := theService.DB.Owner(t)
 		defer pool.Close()
 		must(t, pool.QueryRow(w.ctx, `SELECT count(*) FROM tenants WHERE display_name NOT LIKE 'Test%'`).Scan(&n))
 		return n

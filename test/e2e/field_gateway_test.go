@@ -302,7 +302,7 @@ func TestFO120_AuthorizationIsNotForwarded(t *testing.T) {
 // rawRequest sends bytes and returns the status of the answer.
 func rawRequest(t *testing.T, request string) int {
 	t.Helper()
-	c, err := net.Dial("tcp", strings.TrimPrefix(theService.url, "http://"))
+	c, err := net.Dial("tcp", strings.TrimPrefix(theService.URL, "http://"))
 	must(t, err)
 	defer func() { _ = c.Close() }()
 	_, err = c.Write([]byte(request))

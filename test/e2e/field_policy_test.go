@@ -253,10 +253,10 @@ func TestFO108_SecretsInLogsAndAudit(t *testing.T) {
 			t.Errorf("%d calls arrived, want 3", m.Count("tools/call"))
 		}
 		entries := fmt.Sprint(w.entries(&pb.ListAuditEntriesRequest{}))
-		_, _, metrics, err := send(w.ctx, w.http, "GET", theService.metrics+"/metrics", nil, nil)
+		_, _, metrics, err := send(w.ctx, w.http, "GET", theService.Metrics+"/metrics", nil, nil)
 		must(t, err)
 		for where, secret := range marks {
-			if theService.log.contains(secret) {
+			if theService.Logged(secret) {
 				t.Errorf("the log holds the secret %s", where)
 			}
 			if strings.Contains(entries, secret) {
@@ -266,8 +266,8 @@ func TestFO108_SecretsInLogsAndAudit(t *testing.T) {
 				t.Errorf("the metrics hold the secret %s", where)
 			}
 		}
-		for name, key := range map[string]string{"admin": w.adminKey, "service": w.serviceKey, "operator": theService.operatorKey} {
-			if theService.log.contains(key) || strings.Contains(entries, key) {
+		for name, key := range map[string]string{"admin": w.adminKey, "service": w.serviceKey, "operator": theService.OperatorKey} {
+			if theService.Logged(key) || strings.Contains(entries, key) {
 				t.Errorf("the %s key is in the log or the audit", name)
 			}
 		}

@@ -16,7 +16,7 @@ func TestDeletedServerLeavesNoSeries(t *testing.T) {
 		ses := w.session(w.alice)
 		w.ended(w.alice, w.propose(w.alice, ses, "calendar", "get_availability", obj{"from": "2026-12-07T08:00:00Z", "to": "2026-12-07T18:00:00Z"}))
 		series := func() (n int) {
-			_, _, body, err := send(w.ctx, w.http, "GET", theService.metrics+"/metrics", nil, nil)
+			_, _, body, err := send(w.ctx, w.http, "GET", theService.Metrics+"/metrics", nil, nil)
 			must(t, err)
 			for line := range strings.Lines(string(body)) {
 				if strings.Contains(line, `tenant="`+w.tenantID+`"`) && strings.Contains(line, `server="`) {

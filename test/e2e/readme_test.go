@@ -196,7 +196,7 @@ func succeeded(out string) (n int) {
 // own; stop ends it with Ctrl-C.
 func (d development) start() (stop func()) {
 	d.t.Helper()
-	cmd := exec.Command(theService.binary)
+	cmd := exec.Command(theService.Binary)
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "BULKHEAD_LISTEN=127.0.0.1:0", "BULKHEAD_METRICS_LISTEN=127.0.0.1:0"}, d.env...)
 	cmd.SysProcAttr = d.account()
 	cmd.SysProcAttr.Setsid = true

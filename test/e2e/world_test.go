@@ -43,7 +43,7 @@ func newWorld(t testing.TB, transport string) *world {
 	rt := &http.Transport{}
 	t.Cleanup(rt.CloseIdleConnections)
 	w := &world{t: t, ctx: ctx, transport: transport, http: &http.Client{Transport: rt}}
-	made, err := w.client(theService.operatorKey).CreateTenant(ctx, &pb.CreateTenantRequest{DisplayName: t.Name()})
+	made, err := w.client(theService.OperatorKey).CreateTenant(ctx, &pb.CreateTenantRequest{DisplayName: t.Name()})
 	must(t, err)
 	w.tenantID, w.adminKey = made.GetTenantId(), made.GetAdminKey()
 	w.admin = w.client(w.adminKey)
@@ -71,7 +71,7 @@ func (w *world) client(key string, more ...string) *client {
 	if w.transport == "grpc" {
 		return newClient(grpcConn{theService.conn, header})
 	}
-	return newClient(restConn{w.http, theService.url, header})
+	return newClient(restConn{w.http, theService.URL, header})
 }
 
 // user calls with the service key on behalf of a user.
@@ -90,7 +90,7 @@ func (w *world) raw(verb, path, body string, key string, more ...string) (int, s
 	if body != "" {
 		b = []byte(body)
 	}
-	code, _, answer, err := send(w.ctx, w.http, verb, theService.url+path, b, header)
+	code, _, answer, err := send(w.ctx, w.http, verb, theService.URL+path, b, header)
 	must(w.t, err)
 	return code, string(answer)
 }

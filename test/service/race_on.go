@@ -1,6 +1,6 @@
 //go:build race
 
-package e2e
+package service
 
 // buildFlags build the server as these tests are built, so that nothing is
 // compiled twice and the server's own races are found.
