@@ -67,8 +67,12 @@ func connectionKey(srv catalog.Server, c *Call) sessions.Key {
 }
 
 func targetOf(srv catalog.Server, c *contract.Contract) sessions.Target {
-	return sessions.Target{ServerName: srv.Name, Transport: string(srv.Transport), URL: srv.URL, Runtime: srv.Runtime, Origin: srv.Origin,
+	t := sessions.Target{ServerName: srv.Name, Transport: string(srv.Transport), URL: srv.URL, Runtime: srv.Runtime, Origin: srv.Origin,
 		Versions: c.Versions, DowngradeForbidden: c.DowngradeForbidden, KnownVersion: srv.ProtocolVersion}
+	if srv.Isolation != catalog.PerTenant {
+		t.LogLevel = c.Reverse.Logging // one user's messages are not for another
+	}
+	return t
 }
 
 // snapshot returns the call as it stands; it must not be changed.

@@ -171,6 +171,7 @@ type Reverse struct {
 	ElicitationURL  []string // origins that URL elicitation may lead to
 	Sampling        bool
 	Roots           []string // file URIs that are told to the server
+	Logging         string   // least severe level of log messages that are wanted, empty for none
 }
 
 // Tool returns the tool of this name.

@@ -2,6 +2,7 @@ package contract
 
 import (
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/canonical"
@@ -304,7 +305,7 @@ func (r *reader) reverse(c *Contract, top object) {
 	if !ok {
 		return
 	}
-	o, ok := r.object(path, v, "elicitation", "sampling", "roots")
+	o, ok := r.object(path, v, "elicitation", "sampling", "roots", "logging")
 	if !ok {
 		return
 	}
@@ -317,7 +318,15 @@ func (r *reader) reverse(c *Contract, top object) {
 	if v, path, ok := o.get("roots"); ok {
 		c.Reverse.Roots = r.texts(path, v, 0, maxOrigins, r.root)
 	}
+	if v, path, ok := o.get("logging"); ok {
+		level, _ := r.word(path, v, logLevels...)
+		c.Reverse.Logging = strings.ToLower(level) // as the protocol writes it
+	}
 }
+
+// logLevels are the levels of log messages that the protocol names (RFC 5424
+// section 6.2.1), from the least severe.
+var logLevels = []string{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
 
 func (r *reader) elicitation(rev *Reverse, path string, v any) {
 	o, ok := r.object(path, v, "form", "url")

@@ -46,7 +46,7 @@ tools:
   - {name: find_draft, definition: any, effect: read}
 resources: [{uri: "calendar://availability/**"}]
 prompts: [{name: weekly_summary}]
-reverse: {elicitation: {form: true, url: ["https://calendar.example"]}, sampling: false, roots: []}
+reverse: {elicitation: {form: true, url: ["https://calendar.example"]}, sampling: false, roots: [], logging: warning}
 `
 
 // least is the shortest contract; tests put more members behind it.
@@ -82,7 +82,7 @@ func TestParseCalendar(t *testing.T) {
 			CallsPerSession: 200, DefinitionAge: DefinitionAge{Write: time.Minute, Read: 15 * time.Minute}},
 		Record:  RecordBeforeAnswer,
 		Prompts: []Prompt{{Name: "weekly_summary"}},
-		Reverse: Reverse{ElicitationForm: true, ElicitationURL: []string{"https://calendar.example"}, Roots: []string{}},
+		Reverse: Reverse{ElicitationForm: true, ElicitationURL: []string{"https://calendar.example"}, Roots: []string{}, Logging: "warning"},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -336,6 +336,8 @@ func TestViolations(t *testing.T) {
 		{"elicitation form", least + "reverse: {elicitation: {form: 1}}\n", at("reverse.elicitation.form"), "not a number"},
 		{"elicitation url with path", least + "reverse: {elicitation: {url: ['https://a.example/x']}}\n", at("reverse.elicitation.url[0]"), "without a slash"},
 		{"sampling", least + "reverse: {sampling: ask}\n", at("reverse.sampling"), "not a string"},
+		{"logging", least + "reverse: {logging: loud}\n", at("reverse.logging"), "debug"},
+		{"logging as a boolean", least + "reverse: {logging: true}\n", at("reverse.logging"), "not a boolean"},
 		{"roots", least + "reverse: {roots: ['file:///a/../b']}\n", at("reverse.roots[0]"), "clean absolute"},
 		{"roots of the web", least + "reverse: {roots: ['https://a.example']}\n", at("reverse.roots[0]"), "clean absolute"},
 		// Several at once.
