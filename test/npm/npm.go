@@ -145,6 +145,21 @@ func FilesystemStdio(t testing.TB, root string) []string {
 	}
 }
 
+// Conformance returns the command of the official conformance suite, with the
+// Node that it needs, which is newer than many machines have.
+func Conformance(t testing.TB) []string {
+	t.Helper()
+	arch, ok := map[string]string{"amd64": "x64", "arm64": "arm64"}[runtime.GOARCH]
+	if !ok {
+		t.Fatalf("no Node for %s in test/package.json", runtime.GOARCH)
+	}
+	modules := Install(t)
+	return []string{
+		filepath.Join(modules, "node-linux-"+arch, "bin", "node"),
+		filepath.Join(modules, "@modelcontextprotocol", "conformance", "dist", "index.js"),
+	}
+}
+
 func everything(t testing.TB) string {
 	t.Helper()
 	return filepath.Join(Install(t), "@modelcontextprotocol", "server-everything", "dist", "index.js")
