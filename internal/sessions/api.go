@@ -62,6 +62,9 @@ type Target struct {
 	DowngradeForbidden bool
 	// KnownVersion is the newest version seen before, and empty if there is none.
 	KnownVersion string
+	// KnownEra is the era that the server proved last, before this process first
+	// connected; empty if there is none. A known legacy server is not probed.
+	KnownEra string
 	// Timeout bounds connecting and negotiating. 0 means the pool's own limit.
 	Timeout time.Duration
 	// Declare is what this client says that it offers to the server. A legacy
@@ -105,6 +108,9 @@ type Request struct {
 	ResultBytes int64
 	// Timeout bounds the execution after negotiation. 0 means the pool's limit.
 	Timeout time.Duration
+	// Queue bounds the wait for the calls before this one where calls run one at a
+	// time. 0 means Timeout.
+	Queue time.Duration
 	// BeforeSend is called as late as possible before the first byte of the body
 	// is written, on another goroutine than the caller's. An error means that
 	// nothing is sent; Do returns it, with Phase NotSent. It is called again when
@@ -248,6 +254,10 @@ type Response struct {
 	WWWAuthenticate string
 	// RetryAfter is what the server asked for with 429 or 503.
 	RetryAfter time.Duration
+	// Doubted says that the server refused the request, without carrying it out, in a
+	// way that speaks against what was negotiated with it. The connection was given
+	// up; the next one negotiates anew.
+	Doubted bool
 	// Phase is how far the request came.
 	Phase Phase
 	// Era and ProtocolVersion are those of the connection, once negotiated.
@@ -280,6 +290,16 @@ type Parts struct {
 const (
 	ResultInvalid = "RESULT_INVALID"
 	ErrorInvalid  = "ERROR_INVALID"
+)
+
+// Reasons of errors for a request that was not carried out.
+const (
+	// SessionLost means that a legacy server forgot the session. The phase beside it
+	// is Answered.
+	SessionLost = "SESSION_LOST"
+	// TurnNotCome means that the calls of others on a shared connection took too
+	// long. The phase beside it is NotSent.
+	TurnNotCome = "TURN_NOT_COME"
 )
 
 // The kinds of definition that List knows.
@@ -344,6 +364,13 @@ type ConnectionInfo struct {
 	Negotiation time.Duration
 	// Opened and LastUsed are times of this process's clock.
 	Opened, LastUsed time.Time
+	// Stages are the states that it went through, in order.
+	Stages []Stage
+	// Attempts counts this attempt to connect and those before it that failed in a
+	// row. NextTry is when the server may be tried again after a failure, and zero
+	// where nothing is waited for.
+	Attempts int
+	NextTry  time.Time
 	// Active is the number of requests in flight.
 	Active int
 	// Watching reports whether a stream for changes is open.

@@ -65,7 +65,9 @@ func serveChild() {
 		era := os.Getenv("ERA")
 		switch m.Method {
 		case "server/discover":
-			if era == "modern" {
+			if raw := os.Getenv("DISCOVER"); raw != "" {
+				say("%s", strings.ReplaceAll(raw, "$ID", string(m.ID)))
+			} else if era == "modern" {
 				say(`{"jsonrpc":"2.0","id":%s,"result":{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{"listChanged":true}}}}`, m.ID)
 			} else if era != "silent" {
 				say(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"no"}}`, m.ID)

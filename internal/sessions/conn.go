@@ -22,6 +22,8 @@ type conn struct {
 	wire   wire
 	count  counters
 	nextID atomic.Int64
+	// doubted is set when a refusal spoke against what was negotiated.
+	doubted atomic.Bool
 
 	// Set while connecting, fixed afterwards.
 	era, version string
@@ -33,12 +35,17 @@ type conn struct {
 	// nil where nothing is watched.
 	watchTried chan struct{}
 	refusal    reply // the HTTP answer that ended the negotiation, if one did
+	attempts   int   // to connect, this one and those before it that failed
+	// turn holds one token where calls run one at a time.
+	turn chan struct{}
 
 	placed bool   // it was given out by the pool; guarded by the pool's mutex
 	closed func() // tells of the end of a placed one; guarded likewise
 
 	mu         sync.Mutex
 	state      string
+	stages     []Stage // at most one for each state
+	queue      int     // calls that wait for their turn
 	lastUsed   time.Time
 	active     int
 	ended      bool
@@ -81,12 +88,6 @@ func (c *conn) learn(caps, info []byte) {
 
 // capabilityOf names the server capability behind each kind of definition.
 var capabilityOf = map[string]string{KindTool: "tools", KindResourceTemplate: "resources", KindPrompt: "prompts"}
-
-func (c *conn) setState(state string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.state = state
-}
 
 // over reports whether the connection ended.
 func (c *conn) over() bool {
@@ -222,6 +223,9 @@ func (c *conn) do(ctx context.Context, r *Request) (resp Response, again bool, e
 		resp.Release()
 	}
 	resp.Timings.Execution = time.Since(started)
+	if resp.Doubted = rep.doubt; rep.doubt {
+		c.doubted.Store(true)
+	}
 	if rep.renew {
 		c.pool.drop(c, "the server refused the connection", true)
 	}
@@ -292,17 +296,4 @@ func (c *conn) shutdown(ctx context.Context) {
 	}
 	c.quiet()
 	c.wire.close(ctx)
-}
-
-// describe returns what is told about the connection.
-func (c *conn) describe() ConnectionInfo {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	// A legacy child announces changes on the one pipe there is.
-	piped := c.target.Transport == TransportStdio && c.era == EraLegacy && len(c.announced) > 0
-	return ConnectionInfo{
-		ID: c.id, Key: c.key, ServerName: c.target.ServerName, Transport: c.target.Transport, Era: c.era, ProtocolVersion: c.version,
-		State: c.state, Negotiation: c.negotiation, Opened: c.opened, LastUsed: c.lastUsed, Active: c.active, Watching: c.watchOpen || piped,
-		Stray: c.count.stray.Load(), Garbage: c.count.garbage.Load(),
-	}
 }

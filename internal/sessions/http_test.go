@@ -155,7 +155,7 @@ func TestFO077_RedirectsOfPOST(t *testing.T) {
 		hint   string
 	}{
 		{301, "/mcp/", "REDIRECTED", MaybeSent, "slash"}, {302, "/mcp/", "REDIRECTED", MaybeSent, "slash"}, {303, "/mcp/", "REDIRECTED", MaybeSent, "slash"},
-		{307, other.URL, "REDIRECTED", Answered, "origin"}, {308, "https://127.0.0.1:1/", "REDIRECTED", Answered, "origin"},
+		{307, other.URL, "REDIRECTED_AWAY", Answered, "origin"}, {308, "https://127.0.0.1:1/", "REDIRECTED_AWAY", Answered, "origin"},
 		{307, "/mcp", "REDIRECTED", Answered, "slash"}, {308, "/mcp/", "REDIRECTED", Answered, "slash"},
 	} {
 		s := mcptest.New(t, mcptest.Modern)

@@ -167,7 +167,7 @@ func needFiles(t *testing.T, n uint64) {
 // transport's own connections are shared by all users of a server and are none of
 // it; closing the idle ones first leaves only what the pool holds.
 func TestIdle_Quiet(t *testing.T) {
-	p := newPool(t, func(c *PoolConfig) { c.Limits.Tenant, c.Limits.Idle = 6000, time.Hour })
+	p := newPool(t, func(c *PoolConfig) { c.Limits.Tenant, c.Limits.Server, c.Limits.Idle = 6000, 6000, time.Hour })
 	target := httpTarget(startServer(t, "watch", "BULKHEAD_TEST_QUIET=1"))
 	each, goroutines := idleCost(t, p, target, 1000)
 	t.Logf("%.0f bytes and %.3f goroutines each", each, goroutines)
@@ -188,7 +188,7 @@ func TestIdle_FiveThousandWatchers(t *testing.T) {
 	var mu sync.Mutex
 	heard := map[tenant.Subject]bool{}
 	var listening atomic.Bool
-	p := newPool(t, func(c *PoolConfig) { c.Limits.Tenant, c.Limits.Idle = 6000, time.Hour })
+	p := newPool(t, func(c *PoolConfig) { c.Limits.Tenant, c.Limits.Server, c.Limits.Idle = 6000, 6000, time.Hour })
 	p.OnChange(func(ch Change) {
 		if ch.Kind == KindTool && !ch.Connected && listening.Load() {
 			mu.Lock()

@@ -43,8 +43,16 @@ type Limits struct {
 	// Tenant and Total bound the connections of a tenant and of the process:
 	// 2000 and 20000.
 	Tenant, Total int
+	// Server bounds the connections of a tenant to one server, 1000, so that one
+	// server cannot use up what its tenant has.
+	Server int
+	// Queue bounds the calls that wait for their turn on a connection that serves one
+	// at a time, default 64.
+	Queue int
 	// TenantProcesses and Processes bound the children: 32 and 256.
 	TenantProcesses, Processes int
+	// ServerProcesses bounds the children of one server of a tenant: 16.
+	ServerProcesses int
 	// Idle ends a connection that nobody used for so long, default 5 min.
 	Idle time.Duration
 	// Lifetime ends a connection that is so old once it has nothing in flight,
@@ -79,8 +87,11 @@ func (l Limits) withDefaults() Limits {
 	def(&l.InFlight, 256)
 	def(&l.Tenant, 2000)
 	def(&l.Total, 20000)
+	def(&l.Server, 1000)
+	def(&l.Queue, 64)
 	def(&l.TenantProcesses, 32)
 	def(&l.Processes, 256)
+	def(&l.ServerProcesses, 16)
 	def(&l.Idle, 5*time.Minute)
 	def(&l.Lifetime, 8*time.Hour)
 	def(&l.Backoff, 250*time.Millisecond)

@@ -74,7 +74,7 @@ func (c *conn) list(ctx context.Context, kind string) (Listing, error) {
 	if kind == KindTool && c.era == EraModern && c.target.Transport == TransportHTTP {
 		out.leaveOutInvalid()
 	}
-	c.setState(StateCatalogued)
+	c.enter(StateCatalogued)
 	return out, nil
 }
 

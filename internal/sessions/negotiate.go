@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
@@ -28,8 +29,8 @@ type verdict struct {
 // what proves an era is remembered for the registration: a sign-in, a rate limit,
 // an outage or silence never is.
 func (c *conn) negotiate(ctx context.Context) error {
-	note := c.pool.era(c.key)
-	known := max(c.target.KnownVersion, note.version)
+	note := c.pool.era(c.key, c.target)
+	known := note.version
 	switch {
 	case len(c.target.legacyVersions()) == 0 && !c.target.allowed(mcp.ProtocolVersion20260728):
 		return protocolError("VERSION_UNSUPPORTED", "the contract allows no protocol version that this build speaks")
@@ -43,27 +44,44 @@ func (c *conn) negotiate(ctx context.Context) error {
 		// The server is not what it was.
 		c.pool.forgetEra(c.key)
 	}
-	v, err := c.probe(ctx)
+	v, err := c.probe(ctx, known)
 	if err != nil {
 		return err
 	}
 	if v.modern {
 		return c.discovered(v)
 	}
-	if c.target.DowngradeForbidden && mcp.IsModernProtocol(known) {
-		return downgraded(known)
-	}
-	if len(c.target.legacyVersions()) == 0 {
+	if len(c.target.legacyVersions()) == 0 && v.definite {
 		return protocolError("VERSION_UNSUPPORTED", "the server speaks none of the protocol versions in its contract")
 	}
-	if !v.definite && c.target.DowngradeForbidden {
-		return failure(fault.Unavailable, fault.Transport, "ERA_UNKNOWN", "the server did not show which protocol it speaks, and its contract forbids to guess")
+	if err := c.mayFallBack(v, known); err != nil {
+		return err
 	}
 	if err := c.initialize(ctx, v.offered, known); err != nil {
 		return err
 	}
 	if v.definite {
 		c.pool.noteEra(c.key, c.version, true)
+	}
+	return nil
+}
+
+// maxSilent is how often in a row a server that is known to be modern may give no
+// sign before it is taken for another server than it was.
+const maxSilent = 3
+
+// mayFallBack says why a server that did not prove to be modern is not asked to
+// initialize. No sign is no downgrade: slow starts and failures pass.
+func (c *conn) mayFallBack(v verdict, known string) error {
+	modern := mcp.IsModernProtocol(known)
+	switch {
+	case v.definite && modern && c.target.DowngradeForbidden:
+		return downgraded(known)
+	case v.definite:
+	case c.target.DowngradeForbidden, len(c.target.legacyVersions()) == 0:
+		return failure(fault.Unavailable, fault.Transport, "ERA_UNKNOWN", "the server did not show which protocol it speaks, and its contract forbids to guess")
+	case modern && c.pool.silent(c.key) < maxSilent:
+		return failure(fault.Unavailable, fault.Transport, "ERA_UNKNOWN", "the server did not show which protocol it speaks; it spoke a newer one before than would be tried now")
 	}
 	return nil
 }
@@ -75,8 +93,9 @@ func downgraded(known string) error {
 func (c *conn) discovered(v verdict) error {
 	c.era, c.version = EraModern, mcp.ProtocolVersion20260728
 	c.wire.speak(c.era, c.version)
+	c.enter(StateNegotiated)
 	c.learn(v.caps, v.info)
-	c.setState(StateDiscovered)
+	c.enter(StateDiscovered)
 	c.pool.noteEra(c.key, c.version, false)
 	return nil
 }
@@ -96,9 +115,9 @@ func (c *conn) discover(ctx context.Context) (reply, error) {
 
 // probe finds out the era. A server that refuses the very version that was sent
 // and names it as supported is asked once more.
-func (c *conn) probe(ctx context.Context) (verdict, error) {
+func (c *conn) probe(ctx context.Context, known string) (verdict, error) {
 	if s, ok := c.wire.(*stdioWire); ok {
-		return c.probeChild(ctx, s)
+		return c.probeChild(ctx, s, known)
 	}
 	for again := false; ; again = true {
 		pctx, cancel := context.WithTimeout(ctx, c.pool.limits.Probe)
@@ -116,16 +135,25 @@ func (c *conn) probe(ctx context.Context) (verdict, error) {
 	}
 }
 
+func anyLegacy(offered []string) bool {
+	return slices.ContainsFunc(offered, func(v string) bool { return slices.Contains(mcp.LegacyProtocolVersions(), v) })
+}
+
+func unknownVersions(offered []string) error {
+	return protocolError("VERSION_UNSUPPORTED", "the server speaks no protocol version that this build knows; it names "+
+		strconv.Quote(shorten(strings.Join(offered, ", "), 200)))
+}
+
 // judgeProbe reads the signs of an era. An error means that there was none.
 func judgeProbe(rep reply, err error) (verdict, error) {
 	if e := rep.msg.err; e != nil && err == nil {
 		switch {
 		case e.Code == mcp.UNSUPPORTED_PROTOCOL_VERSION:
 			offered := supportedVersions(e.Data, "supported")
-			if slices.ContainsFunc(offered, func(v string) bool { return slices.Contains(mcp.LegacyProtocolVersions(), v) }) {
+			if anyLegacy(offered) {
 				return verdict{definite: true, offered: offered}, nil
 			}
-			return verdict{}, protocolError("VERSION_UNSUPPORTED", "the server speaks no protocol version that this build knows")
+			return verdict{}, unknownVersions(offered)
 		case e.Code == mcp.HEADER_MISMATCH || e.Code == mcp.MISSING_REQUIRED_CLIENT_CAPABILITY:
 			return verdict{}, protocolError("DISCOVERY_REFUSED", "the server refused discovery with code "+strconv.FormatInt(e.Code, 10))
 		case rep.status == 500:
@@ -139,6 +167,9 @@ func judgeProbe(rep reply, err error) (verdict, error) {
 		offered := supportedVersions(rep.msg.result, "supportedVersions")
 		if slices.Contains(offered, mcp.ProtocolVersion20260728) {
 			return verdict{modern: true, definite: true, caps: member(rep.msg.result, "capabilities"), info: member(member(rep.msg.result, "_meta"), mcp.MetaKeyServerInfo)}, nil
+		}
+		if len(offered) > 0 && !anyLegacy(offered) {
+			return verdict{}, unknownVersions(offered)
 		}
 		return verdict{definite: true, offered: offered}, nil
 	}
@@ -158,7 +189,7 @@ func judgeProbe(rep reply, err error) (verdict, error) {
 // probeChild probes over stdio. A child may take long to start, so the wait for an
 // answer counts from its first byte; after that, or after half the time there is,
 // initialize is sent behind the probe and the first good answer decides.
-func (c *conn) probeChild(ctx context.Context, s *stdioWire) (verdict, error) {
+func (c *conn) probeChild(ctx context.Context, s *stdioWire, known string) (verdict, error) {
 	type outcome struct {
 		rep reply
 		err error
@@ -174,6 +205,13 @@ func (c *conn) probeChild(ctx context.Context, s *stdioWire) (verdict, error) {
 	if d, ok := ctx.Deadline(); ok {
 		half = time.Until(d) / 2
 	}
+	first := min(c.pool.limits.Probe, half)
+	if mcp.IsModernProtocol(known) {
+		// A slow start says nothing against what the server proved before, and there is
+		// no other handshake to keep time for.
+		half = time.Hour
+		first = half
+	}
 	patience := time.NewTimer(half)
 	defer patience.Stop()
 	alive := s.alive
@@ -186,7 +224,7 @@ func (c *conn) probeChild(ctx context.Context, s *stdioWire) (verdict, error) {
 			return judgeProbe(o.rep, o.err)
 		case <-alive:
 			alive = nil
-			patience.Reset(min(c.pool.limits.Probe, half))
+			patience.Reset(first)
 		case <-patience.C:
 			cancel()
 			o := <-done
@@ -245,8 +283,9 @@ func (c *conn) initialize(ctx context.Context, offered []string, known string) e
 		w.sessionID = rep.sessionID
 	}
 	c.wire.speak(c.era, c.version)
+	c.enter(StateNegotiated)
 	c.learn(member(rep.msg.result, "capabilities"), member(rep.msg.result, "serverInfo"))
-	c.setState(StateInitialized)
+	defer c.enter(StateInitialized)
 	if err := c.wire.notify(ctx, encodeNotification(string(mcp.MethodNotificationInitialized), "{}")); err != nil {
 		if ctx.Err() != nil || c.target.Transport == TransportStdio {
 			return err

@@ -85,6 +85,19 @@ func TestFO087_ProbeAgainstOldServers(t *testing.T) {
 		{"null result", mcptest.Result(`null`), "", true},
 		{"only older versions", mcptest.Result(`{"supportedVersions":["2025-06-18"],"capabilities":{}}`), "", true},
 		{"unsupported, older offered", mcptest.Error(-32022, "no", `{"supported":["2025-06-18"],"requested":"2026-07-28"}`), "", true},
+		{"parse error", mcptest.StatusError(400, -32700, "no"), "", true},
+		{"server error", mcptest.StatusError(400, -32000, "Server not initialized"), "", true},
+		{"custom code", mcptest.Error(-32001, "no", ""), "", true},
+		{"invalid params", mcptest.Error(-32602, "no", ""), "", true},
+		{"error with a null id", mcptest.Status(400, "application/json", `{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"no"}}`), "", true},
+		{"404 empty", mcptest.Status(404, "", ""), "", true},
+		{"404 unknown code in json", mcptest.StatusError(404, -32001, "session not found"), "", true},
+		{"only unknown versions", mcptest.Result(`{"supportedVersions":["2031-01-01","2032-01-01"],"capabilities":{}}`), "VERSION_UNSUPPORTED", false},
+		{"403 in json", mcptest.StatusError(403, -32600, "no"), "", true},
+		{"429 page", mcptest.Status(429, "text/html", "<html>"), "RATE_LIMITED_BY_SERVER", false},
+		{"504", mcptest.Status(504, "text/html", "<html>"), "SERVER_ERROR", false},
+		{"200 empty", mcptest.Status(200, "application/json", ""), "", false},
+		{"202", mcptest.Status(202, "", ""), "", false},
 		{"hang", nil, "", false},
 		{"500", mcptest.Status(500, "text/plain", "oops"), "", false},
 		{"500 in json", mcptest.StatusError(500, -32603, "oops"), "", false},
@@ -122,8 +135,8 @@ func TestFO087_ProbeAgainstOldServers(t *testing.T) {
 			} else if c.name == "401" && (resp.WWWAuthenticate != "Bearer x" || resp.HTTPStatus != 401) {
 				t.Fatalf("the challenge is lost: %+v", resp)
 			}
-			if p.era(k).legacy != c.noted {
-				t.Fatalf("remembered as legacy: %v", p.era(k).legacy)
+			if p.eras[registrationOf(k)].legacy != c.noted {
+				t.Fatalf("remembered as legacy: %v", p.eras[registrationOf(k)].legacy)
 			}
 		})
 	}

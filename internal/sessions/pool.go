@@ -36,6 +36,11 @@ type PoolConfig struct {
 	// Opened is told of each connection that is made and returns what to call when
 	// it has ended; for metrics. It may be nil and must not block.
 	Opened func(t tenant.ID, server string) (closed func())
+	// Learned is told of the era and version that a server proved, when it is news to
+	// this process, and Alarm of what a security team wants to see: one of the Event
+	// constants, each time it happens. Either may be nil; they must not block.
+	Learned func(k Key, era, version string)
+	Alarm   func(k Key, t Target, event string)
 }
 
 // Pool owns the live connections. It opens one for a key when it is first needed,
@@ -53,6 +58,8 @@ type Pool struct {
 	onChange   atomic.Pointer[func(Change)]
 	spawn      *spawner
 	opened     func(t tenant.ID, server string) (closed func())
+	learned    func(k Key, era, version string)
+	alarm      func(k Key, t Target, event string)
 	answers    *budget
 
 	tasks  tasks
@@ -63,6 +70,7 @@ type Pool struct {
 	closed   bool
 	slots    map[Key]*slot
 	tenants  map[tenant.ID]int // slots of each tenant
+	servers  map[serverKey]int // slots of each server
 	children map[tenant.ID]int // living processes of each tenant
 	running  int               // living processes in all
 	eras     map[registration]eraNote
@@ -80,24 +88,13 @@ type registration struct {
 
 func registrationOf(k Key) registration { return registration{k.Tenant, k.Server, k.Registration} }
 
-// eraNote is what a server proved about itself.
-type eraNote struct {
-	version string // the newest seen
-	legacy  bool   // the last definite answer was legacy
-}
-
-// pause is the time in which a failing server is left alone.
-type pause struct {
-	until time.Time
-	next  time.Duration
-	err   *fault.Error
-}
-
 // slot is the place of one key: a connection, or the attempt to get one.
 type slot struct {
-	ready chan struct{} // closed when c or err is set
-	c     *conn
-	err   error
+	ready   chan struct{} // closed when c or err is set
+	opening *conn         // while there is neither
+	trial   *pause        // that this connection is the trial of
+	c       *conn
+	err     error
 }
 
 // connectError is an error of connecting with what the server said, so that a
@@ -115,8 +112,9 @@ func NewPool(cfg PoolConfig) *Pool {
 	p := &Pool{
 		egress: cfg.Egress, log: cfg.Log, creds: cfg.Credentials, runtimes: cfg.Runtimes, tempDir: cfg.TempDir,
 		limits: cfg.Limits.withDefaults(), clientInfo: mcp.Implementation{Name: "bulkhead", Version: cfg.Version},
-		slots: map[Key]*slot{}, tenants: map[tenant.ID]int{}, children: map[tenant.ID]int{},
+		slots: map[Key]*slot{}, tenants: map[tenant.ID]int{}, servers: map[serverKey]int{}, children: map[tenant.ID]int{},
 		eras: map[registration]eraNote{}, pauses: map[registration]*pause{}, spawn: newSpawner(), opened: cfg.Opened,
+		learned: cfg.Learned, alarm: cfg.Alarm,
 	}
 	if p.clientInfo.Version == "" {
 		p.clientInfo.Version = "dev"
@@ -146,10 +144,13 @@ func (p *Pool) Do(ctx context.Context, k Key, t Target, r Request) (Response, er
 	if err := checkRequest(r.Method, &r); err != nil {
 		return Response{}, err
 	}
+	if k.shared() {
+		t, r = t.silenced(), r.silenced()
+	}
 	var waited time.Duration
 	for again := false; ; {
 		began := time.Now()
-		c, err := p.acquire(ctx, k, t)
+		c, err := p.acquireTurn(ctx, k, t, &r)
 		waited += time.Since(began)
 		if err != nil {
 			resp := Response{Timings: Timings{Negotiation: waited}}
@@ -161,7 +162,9 @@ func (p *Pool) Do(ctx context.Context, k Key, t Target, r Request) (Response, er
 			return resp, err
 		}
 		resp, retry, err := c.do(ctx, &r)
+		c.passTurn()
 		p.release(c)
+		p.alarmed(k, t, err)
 		resp.Timings.Negotiation = waited
 		if !retry || again {
 			return resp, err
@@ -182,11 +185,15 @@ func checkRequest(method string, r *Request) error {
 	return checkMeta(r.Meta)
 }
 
-// List reads all pages of what the server offers of one kind. A legacy session
-// that was lost is opened anew once, since listing has no effect.
+// List reads all pages of what the server offers of one kind. A session that was
+// lost, and an era that is in doubt, are negotiated anew once, since listing has
+// no effect.
 func (p *Pool) List(ctx context.Context, k Key, t Target, kind string) (Listing, error) {
 	if _, ok := lists[kind]; !ok {
 		return Listing{}, fault.New(fault.Internal, "KIND_INVALID", "there is no such kind of definition")
+	}
+	if k.shared() {
+		t = t.silenced()
 	}
 	for again := false; ; again = true {
 		began := time.Now()
@@ -203,7 +210,8 @@ func (p *Pool) List(ctx context.Context, k Key, t Target, kind string) (Listing,
 			out.Negotiation = c.negotiation
 		}
 		p.release(c)
-		if f, ok := fault.As(err); !again && ok && f.Reason == "SESSION_LOST" {
+		p.alarmed(k, t, err)
+		if f, ok := fault.As(err); !again && ok && (f.Reason == SessionLost || c.doubted.Load()) {
 			continue
 		}
 		return out, err
@@ -213,9 +221,15 @@ func (p *Pool) List(ctx context.Context, k Key, t Target, kind string) (Listing,
 // acquire returns the connection of a key with one more user on it.
 func (p *Pool) acquire(ctx context.Context, k Key, t Target) (*conn, error) {
 	for {
-		s, err := p.slot(k, t)
+		s, trial, err := p.slot(k, t)
 		if err != nil {
 			return nil, err
+		}
+		if trial != nil {
+			if err := awaitTrial(ctx, trial); err != nil {
+				return nil, err
+			}
+			continue
 		}
 		select {
 		case <-s.ready:
@@ -262,31 +276,30 @@ func (p *Pool) release(c *conn) {
 	}
 }
 
-// slot returns the key's slot and starts connecting when there is none.
-func (p *Pool) slot(k Key, t Target) (*slot, error) {
+// slot returns the key's slot and starts connecting when there is none. Where the
+// server is being tried after a pause, it returns that trial instead.
+func (p *Pool) slot(k Key, t Target) (s *slot, trial <-chan struct{}, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return nil, failure(fault.Unavailable, fault.Host, "STOPPING", "the server is stopping")
+		return nil, nil, failure(fault.Unavailable, fault.Host, "STOPPING", "the server is stopping")
 	}
 	if s, ok := p.slots[k]; ok {
-		return s, nil
+		return s, nil, nil
 	}
-	if pa, ok := p.pauses[registrationOf(k)]; ok {
-		if left := time.Until(pa.until); left > 0 {
-			return nil, pa.err.Retry(left)
-		}
+	if trial, err := p.paused(k); trial != nil || err != nil {
+		return nil, trial, err
 	}
-	if p.tenants[k.Tenant] >= p.limits.Tenant || len(p.slots) >= p.limits.Total {
-		if !p.evict(k.Tenant) {
-			return nil, failure(fault.Exhausted, fault.Host, "CONNECTIONS_EXHAUSTED", "too many connections to servers are open")
-		}
+	if err := p.admit(k, t); err != nil {
+		return nil, nil, err
 	}
-	s := &slot{ready: make(chan struct{})}
+	s = &slot{ready: make(chan struct{})}
 	p.slots[k] = s
 	p.tenants[k.Tenant]++
+	p.servers[serverOf(k)]++
+	p.try(k, s)
 	p.tasks.run(func() { p.open(s, k, t) })
-	return s, nil
+	return s, nil, nil
 }
 
 // open connects a slot.
@@ -297,20 +310,24 @@ func (p *Pool) open(s *slot, k Key, t Target) {
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, timeout)
 	defer cancel()
-	c, err := p.connect(ctx, k, t)
+	c := p.begin(s, k, t)
+	err := p.connect(ctx, c)
 	p.mu.Lock()
+	s.opening = nil
 	if err == nil && p.closed {
 		err = failure(fault.Unavailable, fault.Host, "STOPPING", "the server is stopping")
 	}
 	if err == nil && c.over() {
 		err = failure(fault.Unavailable, fault.Transport, "SERVER_ENDED", "the server's program ended")
 	}
+	failed := p.tried(k, s, err)
 	if err != nil {
 		p.forget(k)
 		s.err = &connectError{err, c.refusal}
 		p.failed(k, err)
 		p.remember(c, StateFailed, publicText(err))
 	} else {
+		c.attempts = failed + 1
 		s.c, c.placed = c, true
 		if p.opened != nil {
 			c.closed = p.opened(k.Tenant, c.target.ServerName)
@@ -318,9 +335,9 @@ func (p *Pool) open(s *slot, k Key, t Target) {
 		if c.announces() {
 			c.watchTried = make(chan struct{}) // before anybody can list
 		}
-		delete(p.pauses, registrationOf(k))
 	}
 	p.mu.Unlock()
+	p.alarmed(k, t, err)
 	close(s.ready)
 	switch {
 	case err == nil:
@@ -337,31 +354,39 @@ func publicText(err error) string {
 	return "internal error"
 }
 
-// connect makes a wire and negotiates. The connection is returned beside an error
-// too, so that it can be closed and told about.
-func (p *Pool) connect(ctx context.Context, k Key, t Target) (*conn, error) {
+// begin makes the connection of a slot, still without a wire, so that it can be
+// told about from its first moment.
+func (p *Pool) begin(s *slot, k Key, t Target) *conn {
 	now := time.Now()
-	c := &conn{id: resource.NewID(resource.Connection), pool: p, key: k, target: t, state: StateIdentified, opened: now, lastUsed: now}
-	var err error
-	switch t.Transport {
+	c := &conn{id: resource.NewID(resource.Connection), pool: p, key: k, target: t, opened: now, lastUsed: now, turn: make(chan struct{}, 1)}
+	c.enter(StateIdentified)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.opening = c
+	return c
+}
+
+// connect makes a wire and negotiates. Beside an error the connection can still be
+// closed and told about.
+func (p *Pool) connect(ctx context.Context, c *conn) (err error) {
+	defer func() { c.negotiation = time.Since(c.opened) }()
+	switch c.target.Transport {
 	case TransportHTTP:
-		w, e := newHTTPWire(p, k, t, &c.count, c.changed)
-		if err = e; err == nil {
-			c.wire = w
+		w, err := newHTTPWire(p, c.key, c.target, &c.count, c.changed)
+		if err != nil {
+			return err
 		}
+		c.wire = w
 	case TransportStdio:
-		w, e := newStdioWire(p, c)
-		if err = e; err == nil {
-			c.wire = w
+		w, err := newStdioWire(p, c)
+		if err != nil {
+			return err
 		}
+		c.wire = w
 	default:
-		err = failure(fault.Unimplemented, fault.Host, "TRANSPORT_UNSUPPORTED", "this transport is not supported")
+		return failure(fault.Unimplemented, fault.Host, "TRANSPORT_UNSUPPORTED", "this transport is not supported")
 	}
-	if err == nil {
-		err = c.negotiate(ctx)
-	}
-	c.negotiation = time.Since(now)
-	return c, err
+	return c.negotiate(ctx)
 }
 
 // announces reports whether there is a stream of changes to watch. A legacy
@@ -405,7 +430,11 @@ func (p *Pool) drop(c *conn, why string, gap bool) {
 	idle := c.active == 0
 	c.closing = idle
 	announced := len(c.announced) > 0
+	stop := c.stopWatch
 	c.mu.Unlock()
+	if stop != nil {
+		stop() // whoever comes next opens a stream of its own
+	}
 
 	p.mu.Lock()
 	if s, ok := p.slots[c.key]; ok && s.c == c {
@@ -429,81 +458,4 @@ func (p *Pool) drop(c *conn, why string, gap bool) {
 // close shuts a connection in the background.
 func (p *Pool) close(c *conn) {
 	p.tasks.run(func() { c.shutdown(context.WithoutCancel(p.ctx)) })
-}
-
-// Connections tells of a tenant's connections that match, living ones first.
-func (p *Pool) Connections(t tenant.ID, match func(Key) bool) []ConnectionInfo {
-	var out []ConnectionInfo
-	for _, c := range p.matching(func(k Key) bool { return k.Tenant == t && match(k) }) {
-		out = append(out, c.describe())
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i := range p.lately {
-		// The newest first.
-		info := p.lately[(p.oldest+len(p.lately)-1-i)%len(p.lately)]
-		if info.Key.Tenant == t && match(info.Key) {
-			out = append(out, info)
-		}
-	}
-	return out
-}
-
-func (p *Pool) matching(match func(Key) bool) []*conn {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var out []*conn
-	for k, s := range p.slots {
-		if s.c != nil && match(k) {
-			out = append(out, s.c)
-		}
-	}
-	return out
-}
-
-// CloseKey ends the connections whose keys match, each when its last request in
-// flight has ended. A connection that is still opening is not affected.
-func (p *Pool) CloseKey(match func(Key) bool) {
-	for _, c := range p.matching(match) {
-		p.drop(c, "closed", false)
-	}
-}
-
-// Shutdown ends all connections and waits until nothing is left of them: no
-// goroutine, no process. When ctx ends first, its error is returned and the rest
-// goes on in the background.
-func (p *Pool) Shutdown(ctx context.Context) error {
-	p.mu.Lock()
-	p.closed = true
-	var open []*conn
-	for k, s := range p.slots {
-		if s.c != nil {
-			open = append(open, s.c)
-			p.forget(k)
-		}
-	}
-	p.mu.Unlock()
-	p.onChange.Store(nil)
-	p.cancel()
-	for _, c := range open {
-		c.mu.Lock()
-		first := !c.closing
-		c.ended, c.closing = true, true
-		c.mu.Unlock()
-		if first {
-			p.close(c)
-		}
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		p.tasks.wait()
-		p.spawn.stop()
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -59,16 +59,19 @@ func (w *httpWire) refusal(resp *http.Response, rep *reply) error {
 	case code == http.StatusNotFound && w.sessionID != "":
 		rep.renew = true
 		w.lost.Store(true)
-		return failure(fault.Unavailable, fault.Protocol, "SESSION_LOST", "the server forgot the session; the request was not carried out")
+		return failure(fault.Unavailable, fault.Protocol, SessionLost, "the server forgot the session; the request was not carried out")
 	case rep.msg.err != nil:
 		// Servers that lost their sessions often say so with 400 and a code of their
 		// own; a new connection costs little and helps.
-		rep.renew = code == http.StatusBadRequest && w.sessionID != "" && rep.msg.err.Code <= -32000 && rep.msg.err.Code > -32020
+		rep.renew = code == http.StatusBadRequest && w.sessionID != "" && rep.msg.err.Code <= -32000 && rep.msg.err.Code > -32020 ||
+			w.modern && doubtful(code, rep.msg.err)
+		rep.doubt = rep.renew
 		return nil
 	case code >= 500:
 		return failure(fault.Unavailable, fault.Server, "SERVER_ERROR", "the server or a proxy before it answered with status "+status).With("status", status).Retry(rep.retryAfter)
 	}
-	rep.renew = resp.StatusCode == http.StatusNotFound
+	rep.doubt = w.modern && doubtful(resp.StatusCode, nil)
+	rep.renew = rep.doubt || resp.StatusCode == http.StatusNotFound
 	return failure(fault.Unavailable, fault.Server, "SERVER_REFUSED", "the server refused the request with status "+status).With("status", status)
 }
 
@@ -94,11 +97,11 @@ func (w *httpWire) redirected(resp *http.Response, next **url.URL) error {
 		*next = to
 		return nil
 	}
-	text := "the server redirects to another origin, which is not followed; register the final URL"
+	reason, text := "REDIRECTED_AWAY", "the server redirects to another origin, which is not followed; register the final URL"
 	if sameOrigin {
-		text = "the server redirects with a status that drops the request; check the trailing slash of the registered URL"
+		reason, text = "REDIRECTED", "the server redirects with a status that drops the request; check the trailing slash of the registered URL"
 	}
-	return failure(fault.Unavailable, fault.Server, "REDIRECTED", text).With("status", strconv.Itoa(resp.StatusCode))
+	return failure(fault.Unavailable, fault.Server, reason, text).With("status", strconv.Itoa(resp.StatusCode))
 }
 
 // challenge joins the WWW-Authenticate headers of a response.

@@ -72,8 +72,8 @@ func TestStdio_BothEras(t *testing.T) {
 		if err != nil || len(l.Items) != 1 || !l.ListChanged {
 			t.Fatalf("%+v %v", l, err)
 		}
-		if p.era(k).version != resp.ProtocolVersion {
-			t.Fatalf("%s: %+v is remembered", era, p.era(k))
+		if p.eras[registrationOf(k)].version != resp.ProtocolVersion {
+			t.Fatalf("%s: %+v is remembered", era, p.eras[registrationOf(k)])
 		}
 	}
 }
@@ -84,8 +84,8 @@ func TestStdio_SilentProbeAndSlowStart(t *testing.T) {
 	// Silence after the first byte leads to initialize, but is not remembered.
 	p, target := stdioPool(t, childRuntime(t, "ERA=silent"), limits)
 	resp, err := p.Do(t.Context(), keyOf(t, "a"), target, tool("echo"))
-	if said(t, resp, err); resp.Era != EraLegacy || p.era(keyOf(t, "a")).legacy {
-		t.Fatalf("%+v, %+v", resp, p.era(keyOf(t, "a")))
+	if said(t, resp, err); resp.Era != EraLegacy || p.eras[registrationOf(keyOf(t, "a"))].legacy {
+		t.Fatalf("%+v, %+v", resp, p.eras[registrationOf(keyOf(t, "a"))])
 	}
 	target.DowngradeForbidden = true
 	resp, err = p.Do(t.Context(), keyOf(t, "b"), target, tool("echo"))

@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
-	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
 // notesKept bounds what is remembered of eras and of failing servers.
@@ -16,13 +15,21 @@ func (p *Pool) forget(k Key) {
 	if p.tenants[k.Tenant]--; p.tenants[k.Tenant] <= 0 {
 		delete(p.tenants, k.Tenant)
 	}
+	of := serverOf(k)
+	if p.servers[of]--; p.servers[of] <= 0 {
+		delete(p.servers, of)
+	}
 }
 
 // remember puts a connection into the ring of those that ended lately. The caller
 // holds p.mu.
 func (p *Pool) remember(c *conn, state, why string) {
+	c.enter(state)
 	info := c.describe()
-	info.State, info.Reason, info.Watching = state, why, false
+	info.Reason, info.Watching = why, false
+	if state == StateFailed {
+		p.outlook(c.key, &info)
+	}
 	if len(p.lately) < endedKept {
 		p.lately = append(p.lately, info)
 		return
@@ -31,14 +38,35 @@ func (p *Pool) remember(c *conn, state, why string) {
 	p.oldest = (p.oldest + 1) % endedKept
 }
 
-// evict makes room by ending the connection that was unused for longest: of the
-// tenant, if the tenant is at its own bound, else of anybody. The caller holds p.mu.
-func (p *Pool) evict(t tenant.ID) bool {
-	own := p.tenants[t] >= p.limits.Tenant
+// admit makes room for a connection of the key, if its server, its tenant and the
+// process allow one. The caller holds p.mu.
+func (p *Pool) admit(k Key, t Target) error {
+	most := p.limits.Server
+	if t.Transport == TransportStdio {
+		most = min(most, p.limits.ServerProcesses)
+	}
+	var among func(Key) bool
+	switch {
+	case p.servers[serverOf(k)] >= most:
+		among = func(o Key) bool { return serverOf(o) == serverOf(k) }
+	case p.tenants[k.Tenant] >= p.limits.Tenant:
+		among = func(o Key) bool { return o.Tenant == k.Tenant }
+	case len(p.slots) >= p.limits.Total:
+		among = func(Key) bool { return true }
+	}
+	if among != nil && !p.evict(among) {
+		return failure(fault.Exhausted, fault.Host, "CONNECTIONS_EXHAUSTED", "too many connections to servers are open")
+	}
+	return nil
+}
+
+// evict makes room by ending the connection that was unused for longest among
+// some. The caller holds p.mu.
+func (p *Pool) evict(among func(Key) bool) bool {
 	var victim *conn
 	var since time.Time
 	for k, s := range p.slots {
-		if s.c == nil || (own && k.Tenant != t) {
+		if s.c == nil || !among(k) {
 			continue
 		}
 		s.c.mu.Lock()
@@ -54,76 +82,6 @@ func (p *Pool) evict(t tenant.ID) bool {
 	p.forget(victim.key)
 	p.tasks.run(func() { p.drop(victim, "made room for another connection", false) })
 	return true
-}
-
-// failed notes a failure to connect, so that the server is left alone for a while
-// that grows. Only failures that time may heal count. The caller holds p.mu.
-func (p *Pool) failed(k Key, err error) {
-	f, ok := fault.As(err)
-	if !ok || (f.Kind != fault.Unavailable && f.Kind != fault.Deadline && f.Kind != fault.Exhausted) || f.Layer == fault.Host || f.Layer == fault.Protocol {
-		return
-	}
-	reg := registrationOf(k)
-	pa, ok := p.pauses[reg]
-	if !ok {
-		if len(p.pauses) >= notesKept {
-			for old := range p.pauses {
-				delete(p.pauses, old)
-				break
-			}
-		}
-		pa = &pause{next: p.limits.Backoff}
-		p.pauses[reg] = pa
-	}
-	now := time.Now()
-	pa.err = f
-	if now.Before(pa.until) {
-		// Attempts begin outside of pauses only: this one ran beside the one that
-		// began the pause, and many users' attempts are one outage.
-		pa.until = later(pa.until, now.Add(f.RetryAfter))
-		return
-	}
-	pa.until = now.Add(max(jitter(pa.next), f.RetryAfter))
-	pa.next = min(2*pa.next, p.limits.MaxBackoff)
-}
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
-
-func (p *Pool) era(k Key) eraNote {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.eras[registrationOf(k)]
-}
-
-// noteEra remembers what a server proved. The newest version seen stays, so that
-// a later downgrade is noticed.
-func (p *Pool) noteEra(k Key, version string, legacy bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	reg := registrationOf(k)
-	note, ok := p.eras[reg]
-	if !ok && len(p.eras) >= notesKept {
-		for old := range p.eras {
-			delete(p.eras, old)
-			break
-		}
-	}
-	p.eras[reg] = eraNote{version: max(note.version, version), legacy: legacy}
-}
-
-// forgetEra lets the next connection probe again.
-func (p *Pool) forgetEra(k Key) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if note, ok := p.eras[registrationOf(k)]; ok {
-		note.legacy = false
-		p.eras[registrationOf(k)] = note
-	}
 }
 
 // sweeping ends connections that are idle or old, until the pool shuts down.
@@ -156,7 +114,7 @@ func (p *Pool) sweep(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for reg, pa := range p.pauses {
-		if now.Sub(pa.until) > 10*p.limits.MaxBackoff {
+		if pa.trial == nil && now.Sub(pa.until) > 10*p.limits.MaxBackoff {
 			delete(p.pauses, reg)
 		}
 	}

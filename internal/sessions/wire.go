@@ -55,8 +55,9 @@ type reply struct {
 	// asked is the first method that the server asked of us meanwhile and that we
 	// do not offer.
 	asked string
-	// renew means that the connection must not be used again.
-	renew bool
+	// renew means that the connection must not be used again, and doubt that it was
+	// the refusal that spoke against it.
+	renew, doubt bool
 	// sessionID is the one a legacy server assigned with this answer.
 	sessionID string
 }
