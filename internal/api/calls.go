@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/calls"
+	"github.com/bulkhead-mcp/bulkhead/internal/contract"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 	pb "github.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1"
 )
@@ -37,8 +38,8 @@ func (s *callService) CreateCall(ctx context.Context, in *pb.CreateCallRequest) 
 		wait = in.GetWait().AsDuration()
 	}
 	c, err := s.calls.Propose(ctx, caller(ctx), calls.Proposal{
-		SessionID: in.GetSessionId(), Server: in.GetServer(), Tool: in.GetTool(), Arguments: in.GetArguments().GetRaw(),
-		RequestID: in.GetRequestId(), Wait: withinDeadline(ctx, wait),
+		SessionID: in.GetSessionId(), Server: in.GetServer(), Tool: in.GetTool(), Resource: in.GetResource(), Prompt: in.GetPrompt(),
+		Arguments: in.GetArguments().GetRaw(), RequestID: in.GetRequestId(), Wait: withinDeadline(ctx, wait),
 	})
 	if err != nil {
 		return nil, err
@@ -67,7 +68,10 @@ func (s *callService) ListCalls(ctx context.Context, in *pb.ListCallsRequest) (*
 	if in.GetState() != pb.Call_STATE_UNSPECIFIED {
 		f.State = calls.State(in.GetState().String())
 	}
-	p, err := readPage(in, "calls", f.SessionID, string(f.State))
+	if in.GetKind() != pb.Call_KIND_UNSPECIFIED {
+		f.Kind = contract.Kind(in.GetKind().String())
+	}
+	p, err := readPage(in, "calls", f.SessionID, string(f.State), string(f.Kind))
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +95,7 @@ func (s *callService) CancelCall(ctx context.Context, in *pb.CancelCallRequest) 
 func callMessage(c *calls.Call) *pb.Call {
 	out := &pb.Call{
 		CallId: c.ID, SessionId: c.SessionID, Revision: int32(c.Revision), Server: c.ServerName,
-		Kind: word[pb.Call_Kind](pb.Call_Kind_value, c.Kind), Name: c.Name,
+		Kind: word[pb.Call_Kind](pb.Call_Kind_value, string(c.Kind)), Name: c.Name,
 		Effect:    word[pb.Tool_Effect](pb.Tool_Effect_value, string(c.Effect)),
 		Arguments: raw(c.Arguments), ArgumentsDigest: c.ArgumentsDigest, RequestId: c.RequestID,
 		State:    word[pb.Call_State](pb.Call_State_value, string(c.State)),
@@ -118,8 +122,16 @@ func callMessage(c *calls.Call) *pb.Call {
 	}
 	if len(c.Result) > 0 || c.Error != nil && c.Error.Layer != calls.LayerHost && c.Error.Layer != calls.LayerTransport {
 		out.Source = &pb.Call_Source{
-			Server: c.ServerName, Origin: c.Origin, Tool: c.Name, DefinitionDigest: c.DefinitionDigest,
+			Server: c.ServerName, Origin: c.Origin, DefinitionDigest: c.DefinitionDigest,
 			Untrusted: true, Findings: each(c.Findings, callFinding),
+		}
+		switch c.Kind {
+		case contract.KindResource:
+			out.Source.Resource = c.Name
+		case contract.KindPrompt:
+			out.Source.Prompt = c.Name
+		default:
+			out.Source.Tool = c.Name
 		}
 	}
 	return out

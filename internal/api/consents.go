@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/consent"
+	"github.com/bulkhead-mcp/bulkhead/internal/contract"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 	pb "github.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1"
 )
@@ -61,10 +62,10 @@ func (s *consentService) DecideConsent(ctx context.Context, in *pb.DecideConsent
 }
 
 func consentMessage(v consent.View) *pb.Consent {
-	return &pb.Consent{
+	out := &pb.Consent{
 		ConsentId: v.ID, State: word[pb.Consent_State](pb.Consent_State_value, string(v.State)),
 		CallId: v.CallID, SessionId: v.SessionID, Subject: v.Subject.String(),
-		Server: v.ServerName, Origin: v.Origin, Tool: v.Name,
+		Server: v.ServerName, Origin: v.Origin,
 		Effect:    word[pb.Tool_Effect](pb.Tool_Effect_value, v.Effect),
 		Rule:      word[pb.Tool_ConsentRule](pb.Tool_ConsentRule_value, string(v.Rule)),
 		Arguments: raw(v.Arguments), ArgumentsDigest: v.ArgumentsDigest, DefinitionDigest: v.DefinitionDigest,
@@ -72,4 +73,13 @@ func consentMessage(v consent.View) *pb.Consent {
 		DecidedBy: v.DecidedBy, How: v.DecidedHow, Reason: v.Reason,
 		CreateTime: stamp(v.CreateTime), ExpireTime: stamp(v.ExpireTime), DecideTime: stampOf(v.DecideTime),
 	}
+	switch contract.Kind(v.Kind) {
+	case contract.KindResource:
+		out.Resource = v.Name
+	case contract.KindPrompt:
+		out.Prompt = v.Name
+	default:
+		out.Tool = v.Name
+	}
+	return out
 }

@@ -88,7 +88,7 @@ func (s *contractService) CheckContract(ctx context.Context, in *pb.CheckContrac
 	r, err := s.calls.Check(ctx, caller(ctx), s.servers, calls.DryRun{
 		Server: in.GetServer(), Revision: int(in.GetRevision()), Source: source,
 		Subject: subjectOf(who.GetUser()), Groups: who.GetGroups(), Project: who.GetProject(),
-		Tool: in.GetTool(), Arguments: in.GetArguments().GetRaw(),
+		Tool: in.GetTool(), Resource: in.GetResource(), Prompt: in.GetPrompt(), Arguments: in.GetArguments().GetRaw(),
 	})
 	if err != nil {
 		return nil, err

@@ -160,7 +160,7 @@ func (d fakeCalls) call(id string) *calls.Call {
 		Attempts: []calls.Attempt{{Number: 1, Phase: calls.Answered, Outcome: "FAILED", StartTime: end, EndTime: &end}}, FinishTime: &end}
 }
 func (d fakeCalls) Propose(ctx context.Context, p tenant.Principal, r calls.Proposal) (*calls.Call, error) {
-	return d.call(callOne), d.note(ctx, "Propose %s %s %s %s %s %s for %s", r.SessionID, r.Server, r.Tool, r.Arguments, r.RequestID, r.Wait, p.Subject)
+	return d.call(callOne), d.note(ctx, "Propose %s %s %s %s %s %s for %s", r.SessionID, r.Server, r.Tool+r.Resource+r.Prompt, r.Arguments, r.RequestID, r.Wait, p.Subject)
 }
 func (d fakeCalls) Get(ctx context.Context, p tenant.Principal, id string, wait time.Duration, after int) (*calls.Call, error) {
 	return d.call(id), d.note(ctx, "Calls.Get %s %s %d", id, wait, after)
@@ -173,7 +173,7 @@ func (d fakeCalls) Cancel(ctx context.Context, p tenant.Principal, id string) (*
 }
 func (d fakeCalls) Check(ctx context.Context, p tenant.Principal, defs calls.Definitions, r calls.DryRun) (calls.DryRunResult, error) {
 	return calls.DryRunResult{Decision: authz.Decision{Outcome: authz.Deny}, Effect: calls.Write, Consent: "CALL", ArgumentsDigest: "args-1:sha256:00"},
-		d.note(ctx, "Check %s %d %s %s %s %s", r.Server, r.Revision, r.Source, r.Subject, r.Tool, r.Arguments)
+		d.note(ctx, "Check %s %d %s %s %s %s", r.Server, r.Revision, r.Source, r.Subject, r.Tool+r.Resource+r.Prompt, r.Arguments)
 }
 
 // Each request reaches the domain with what it said, in the default and in the
@@ -207,10 +207,16 @@ func TestServices_PassOn(t *testing.T) {
 			"Propose " + sessionOne + ` calendar free {"a": 1.0} r 10s for default|alice`},
 		{"POST", "/v1/sessions/" + sessionOne + "/calls", `{"server":"calendar","tool":"free","wait":"0s"}`, alice,
 			"Propose " + sessionOne + ` calendar free   0s for default|alice`},
+		{"POST", "/v1/sessions/" + sessionOne + "/calls", `{"server":"calendar","resource":"calendar://a/b","wait":"0s"}`, alice,
+			"Propose " + sessionOne + ` calendar calendar://a/b   0s for default|alice`},
+		{"POST", "/v1/sessions/" + sessionOne + "/calls", `{"server":"calendar","prompt":"weekly","arguments":{"a":"b"},"wait":"0s"}`, alice,
+			"Propose " + sessionOne + ` calendar weekly {"a":"b"}  0s for default|alice`},
+		{"POST", "/v1/servers/calendar/contracts:check", `{"resource":"calendar://a","revision":7}`, admin, `Check calendar 7   calendar://a `},
 		{"GET", "/v1/calls/" + callOne + "?wait=5s&afterRevision=2", "", alice, "Calls.Get " + callOne + " 5s 2"},
 		{"GET", "/v1/calls/" + callOne, "", alice, "Calls.Get " + callOne + " 0s 0"},
 		{"POST", "/v1/calls/" + callOne + ":cancel", "", alice, "Cancel " + callOne},
-		{"GET", "/v1/sessions/" + sessionOne + "/calls?state=UNCERTAIN&pageSize=3", "", alice, "Calls.List {SessionID:" + sessionOne + " State:UNCERTAIN Before: Limit:4}"},
+		{"GET", "/v1/sessions/" + sessionOne + "/calls?state=UNCERTAIN&pageSize=3", "", alice, "Calls.List {SessionID:" + sessionOne + " State:UNCERTAIN Kind: Before: Limit:4}"},
+		{"GET", "/v1/sessions/" + sessionOne + "/calls?kind=PROMPT", "", alice, "Calls.List {SessionID:" + sessionOne + " State: Kind:PROMPT Before: Limit:51}"},
 		{"GET", "/v1/consents?state=PENDING", "", alice, "Consents.List PENDING"},
 		{"POST", "/v1/consents/cns_00000000000000000000000001:decide", `{"decision":"APPROVE"}`, jsonAs("approver"), "Consents.Decide cns_00000000000000000000000001 true"},
 		{"POST", "/v1/auditEntries:verify", "", jsonAs("auditor"), "Audit.Verify false"},
@@ -244,11 +250,12 @@ func TestServices_Refuse(t *testing.T) {
 		{"POST", "/v1/sessions", `{"ttl":"1s"}`, alice, "ttl: "},
 		{"POST", "/v1/sessions", `{"ttl":"169h"}`, alice, "ttl: "},
 		{"POST", "/v1/sessions", `{"servers":["a","a"]}`, alice, "servers: "},
-		{"POST", calls, `{"server":"calendar"}`, alice, "tool: "},
+		{"POST", calls, `{"server":"calendar","tool":"` + strings.Repeat("a", 257) + `"}`, alice, "tool: "},
+		{"POST", calls, `{"server":"calendar","resource":"x:` + strings.Repeat("é", 1024) + `"}`, alice, "resource: "},
 		{"POST", calls, `{"server":"calendar","tool":"a","wait":"61s"}`, alice, "wait: "},
 		{"POST", calls, `{"server":"calendar","tool":"a","wait":"-1s"}`, alice, "wait: "},
 		{"POST", calls, `{"server":"calendar","tool":"a","requestId":"a b"}`, alice, "requestId: "},
-		{"POST", calls, `{"server":"calendar","tool":"a","resource":"x"}`, alice, "resource: unknown field"},
+		{"POST", calls, `{"server":"calendar","tool":"a","sampling":"x"}`, alice, "sampling: unknown field"},
 		{"POST", "/v1/consents/cns_00000000000000000000000001:decide", `{"decision":"APPROVE","grant":{}}`, jsonAs("approver"), "grant: unknown field"},
 		{"POST", "/v1/consents/cns_00000000000000000000000001:decide", `{}`, jsonAs("approver"), "decision: "},
 		{"GET", "/v1/sessions/" + sessionOne + "/tools?format=OPENAI", "", alice, "format: must be one of MCP"},

@@ -136,7 +136,8 @@ func mismatch(p tenant.Principal, ses *sessions.Session, o *offer, revision int)
 	d := authz.Decide(authz.Input{
 		Principal: p, SessionID: ses.ID, SessionOpen: true, InSession: true, Servers: ses.ServerIDs,
 		Server: calls.ServerFacts(o.server), Contract: o.contract, Revision: revision,
-		ProtocolVersion: o.revision.ProtocolVersion, HasTools: calls.HasTools(o.revision),
+		ProtocolVersion: o.revision.ProtocolVersion, Declared: calls.Declares(o.revision, contract.KindTool),
+		Proposal: authz.Proposal{Kind: contract.KindTool},
 	})
 	for _, c := range d.Checks {
 		if aboutServer[c.Check] && !c.Passed {

@@ -77,8 +77,9 @@ type Server struct {
 	Active        bool
 }
 
-// Definition is what the catalog last saw of the proposed tool. A zero value
-// means that the server does not offer it.
+// Definition is what the catalog last saw of the proposed tool or prompt. A zero
+// value means that the server does not offer it. Resources have none: their URIs
+// name them, and the contract's patterns allow them.
 type Definition struct {
 	Offered    bool
 	Digest     string
@@ -87,13 +88,15 @@ type Definition struct {
 	Findings []string
 	// Stale is the reason why the catalog cannot be trusted to be fresh enough.
 	Stale string
-	// ValidateArguments checks decoded arguments against the input schema; nil
-	// when there is no schema to check by.
+	// ValidateArguments checks decoded arguments against the definition; nil when
+	// there is nothing to check by.
 	ValidateArguments func(any) error
 }
 
 // Proposal is what a caller wants to do.
 type Proposal struct {
+	Kind contract.Kind
+	// Name is that of the tool or prompt, or the resource's URI.
 	Name string
 	// Arguments are in args-1, Decoded the same as values for rules and schemas.
 	Arguments      []byte
@@ -118,8 +121,10 @@ type Input struct {
 	Revision int
 
 	ProtocolVersion string
-	HasTools        bool
-	Definition      Definition
+	// Declared says that the server declares the feature that the proposal's kind
+	// belongs to.
+	Declared   bool
+	Definition Definition
 
 	Proposal Proposal
 	// Granted says that a grant covers the call.
@@ -130,11 +135,11 @@ type Input struct {
 
 // Decide answers every check. It never changes its input.
 func Decide(in Input) Decision {
-	var tool *contract.Tool
+	var terms *contract.Terms
 	if in.Contract != nil {
-		tool, _ = in.Contract.Tool(in.Proposal.Name)
+		terms, _ = in.Contract.Terms(in.Proposal.Kind, in.Proposal.Name)
 	}
-	if tool == nil {
+	if terms == nil {
 		// What no contract names reads the same whether the server offers it or not.
 		in.Definition = Definition{}
 	}
@@ -144,7 +149,7 @@ func Decide(in Input) Decision {
 		d.ContractID = in.Contract.ID
 	}
 	for _, c := range checks {
-		ok, detail := c.run(in, tool)
+		ok, detail := c.run(in, terms)
 		d.Checks = append(d.Checks, Result{Check: c.name, Passed: ok, Detail: detail})
 		if ok {
 			continue
@@ -164,11 +169,19 @@ func Decide(in Input) Decision {
 	return d
 }
 
+// words are how the kinds are spoken of, and the method that calls each. An unknown
+// kind has no method that a contract could allow.
+var words = map[contract.Kind]struct{ one, feature, method, shape string }{
+	contract.KindTool:     {"tool", "tools", "tools/call", "input schema"},
+	contract.KindResource: {"resource", "resources", "resources/read", "resource"},
+	contract.KindPrompt:   {"prompt", "prompts", "prompts/get", "prompt"},
+}
+
 const noContract = "the server has no active contract"
 
 var checks = []struct {
 	name Check
-	run  func(Input, *contract.Tool) (bool, string)
+	run  func(Input, *contract.Terms) (bool, string)
 }{
 	{CheckProtocol, checkProtocol},
 	{CheckHost, checkHost},
@@ -189,7 +202,7 @@ var checks = []struct {
 	{CheckBudget, checkBudget},
 }
 
-func checkProtocol(in Input, _ *contract.Tool) (bool, string) {
+func checkProtocol(in Input, _ *contract.Terms) (bool, string) {
 	switch {
 	case in.Contract == nil:
 		return false, noContract
@@ -201,14 +214,14 @@ func checkProtocol(in Input, _ *contract.Tool) (bool, string) {
 	return true, ""
 }
 
-func checkHost(in Input, _ *contract.Tool) (bool, string) {
+func checkHost(in Input, _ *contract.Terms) (bool, string) {
 	if !in.SessionOpen {
 		return false, "the session is closed or has expired"
 	}
 	return true, ""
 }
 
-func checkClient(in Input, _ *contract.Tool) (bool, string) {
+func checkClient(in Input, _ *contract.Terms) (bool, string) {
 	switch {
 	case !in.InSession:
 		return false, "the session was not opened with this server"
@@ -218,7 +231,7 @@ func checkClient(in Input, _ *contract.Tool) (bool, string) {
 	return true, ""
 }
 
-func checkServer(in Input, _ *contract.Tool) (bool, string) {
+func checkServer(in Input, _ *contract.Terms) (bool, string) {
 	switch {
 	case !in.Server.Active:
 		return false, "the server is not registered any more"
@@ -230,7 +243,7 @@ func checkServer(in Input, _ *contract.Tool) (bool, string) {
 	return true, ""
 }
 
-func checkOrigin(in Input, _ *contract.Tool) (bool, string) {
+func checkOrigin(in Input, _ *contract.Terms) (bool, string) {
 	if in.Contract == nil {
 		return false, noContract
 	}
@@ -240,7 +253,7 @@ func checkOrigin(in Input, _ *contract.Tool) (bool, string) {
 	return true, ""
 }
 
-func checkTransport(in Input, _ *contract.Tool) (bool, string) {
+func checkTransport(in Input, _ *contract.Terms) (bool, string) {
 	if in.Contract == nil {
 		return false, noContract
 	}
@@ -250,39 +263,45 @@ func checkTransport(in Input, _ *contract.Tool) (bool, string) {
 	return true, ""
 }
 
-func checkMethod(in Input, _ *contract.Tool) (bool, string) {
+func checkMethod(in Input, _ *contract.Terms) (bool, string) {
 	if in.Contract == nil {
 		return false, noContract
 	}
-	if !in.Contract.AllowsMethod("tools/call") {
-		return false, "the contract does not allow tools/call"
+	if m := words[in.Proposal.Kind].method; !in.Contract.AllowsMethod(m) {
+		return false, "the contract does not allow " + m
 	}
 	return true, ""
 }
 
-func checkCapability(in Input, _ *contract.Tool) (bool, string) {
-	if !in.HasTools {
-		return false, "the server does not declare tools"
+func checkCapability(in Input, _ *contract.Terms) (bool, string) {
+	if !in.Declared {
+		return false, "the server does not declare " + words[in.Proposal.Kind].feature
 	}
 	return true, ""
 }
 
-func checkSubject(in Input, t *contract.Tool) (bool, string) {
+func checkSubject(in Input, t *contract.Terms) (bool, string) {
 	if t == nil {
-		return true, "the contract names no such tool"
+		return true, "the contract names no such " + words[in.Proposal.Kind].one
 	}
 	if !t.Subjects.Allow(in.Principal.Subject.String(), in.Principal.Groups, in.Principal.Project) {
-		return false, "the contract does not allow this subject to use the tool"
+		return false, "the contract does not allow this subject to use the " + words[in.Proposal.Kind].one
 	}
 	return true, ""
 }
 
-func checkDefinition(in Input, t *contract.Tool) (bool, string) {
+func checkDefinition(in Input, t *contract.Terms) (bool, string) {
+	kind := in.Proposal.Kind
+	one := words[kind].one
 	switch def := in.Definition; {
 	case t == nil:
-		return false, "the contract does not name this tool"
+		return false, "the contract does not name this " + one
+	case kind == contract.KindResource:
+		return true, ""
+	case kind == contract.KindPrompt && !in.Contract.AllowsMethod("prompts/list"):
+		return false, "the contract does not allow prompts/list, without which no definition is known"
 	case !def.Offered:
-		return false, "the server does not offer this tool"
+		return false, "the server does not offer this " + one
 	case def.Quarantine != "":
 		return false, "the definition is quarantined: " + def.Quarantine
 	case !t.Pins(def.Digest):
@@ -293,7 +312,7 @@ func checkDefinition(in Input, t *contract.Tool) (bool, string) {
 	return true, ""
 }
 
-func checkAudience(in Input, _ *contract.Tool) (bool, string) {
+func checkAudience(in Input, _ *contract.Terms) (bool, string) {
 	switch {
 	case in.Contract == nil:
 		return false, noContract
@@ -305,7 +324,7 @@ func checkAudience(in Input, _ *contract.Tool) (bool, string) {
 	return true, ""
 }
 
-func checkScopes(in Input, _ *contract.Tool) (bool, string) {
+func checkScopes(in Input, _ *contract.Terms) (bool, string) {
 	switch {
 	case in.Contract == nil:
 		return false, noContract
@@ -317,10 +336,10 @@ func checkScopes(in Input, _ *contract.Tool) (bool, string) {
 	return false, "no account holds these scopes"
 }
 
-func checkArguments(in Input, t *contract.Tool) (bool, string) {
+func checkArguments(in Input, t *contract.Terms) (bool, string) {
 	if in.Definition.ValidateArguments != nil {
 		if err := in.Definition.ValidateArguments(in.Proposal.Decoded); err != nil {
-			return false, "input schema: " + err.Error()
+			return false, words[in.Proposal.Kind].shape + ": " + err.Error()
 		}
 	}
 	if t == nil {
@@ -344,7 +363,7 @@ func vars(in Input, args contract.Value) contract.Vars {
 	}
 }
 
-func checkPayload(in Input, _ *contract.Tool) (bool, string) {
+func checkPayload(in Input, _ *contract.Terms) (bool, string) {
 	if in.Contract == nil {
 		return false, noContract
 	}
@@ -354,7 +373,7 @@ func checkPayload(in Input, _ *contract.Tool) (bool, string) {
 	return true, ""
 }
 
-func checkConsent(in Input, t *contract.Tool) (bool, string) {
+func checkConsent(in Input, t *contract.Terms) (bool, string) {
 	switch {
 	case t == nil || t.Consent == contract.ConsentNone:
 		return true, ""
@@ -364,7 +383,7 @@ func checkConsent(in Input, t *contract.Tool) (bool, string) {
 	return false, "no grant covers this call"
 }
 
-func checkTimeout(in Input, _ *contract.Tool) (bool, string) {
+func checkTimeout(in Input, _ *contract.Terms) (bool, string) {
 	if in.Contract == nil {
 		return false, noContract
 	}
@@ -374,7 +393,7 @@ func checkTimeout(in Input, _ *contract.Tool) (bool, string) {
 	return true, ""
 }
 
-func checkBudget(in Input, _ *contract.Tool) (bool, string) {
+func checkBudget(in Input, _ *contract.Terms) (bool, string) {
 	if in.Contract == nil {
 		return false, noContract
 	}

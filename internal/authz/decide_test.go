@@ -56,9 +56,9 @@ func good(t testing.TB, tool, args string) Input {
 		SessionID: "ses_1", SessionOpen: true, InSession: true, Servers: []string{"srv_1"},
 		Server: Server{ID: "srv_1", Name: "calendar", Origin: "https://calendar.example", Transport: "HTTP",
 			URL: "https://calendar.example/mcp", Authorization: "NONE", Active: true},
-		Contract: parse(t), Revision: 3, ProtocolVersion: "2026-07-28", HasTools: true,
+		Contract: parse(t), Revision: 3, ProtocolVersion: "2026-07-28", Declared: true,
 		Definition: Definition{Offered: true, Digest: pinned, ValidateArguments: func(any) error { return nil }},
-		Proposal:   Proposal{Name: tool, Arguments: []byte(args), Decoded: decoded, RequestID: "r1"},
+		Proposal:   Proposal{Kind: contract.KindTool, Name: tool, Arguments: []byte(args), Decoded: decoded, RequestID: "r1"},
 	}
 }
 
@@ -79,7 +79,7 @@ var failing = map[Check][]func(testing.TB, *Input){
 	CheckMethod: {func(t testing.TB, in *Input) {
 		in.Contract = parse(t, "methods: [tools/list, tools/call]", "methods: [tools/list]")
 	}},
-	CheckCapability: {func(_ testing.TB, in *Input) { in.HasTools = false }},
+	CheckCapability: {func(_ testing.TB, in *Input) { in.Declared = false }},
 	CheckSubject: {func(_ testing.TB, in *Input) { in.Principal.Groups = []string{"Staff"} },
 		func(_ testing.TB, in *Input) { in.Principal.Groups = nil },
 		func(_ testing.TB, in *Input) { in.Principal.Subject.Source = "other" },
@@ -277,5 +277,54 @@ func TestDecide_IsPureAndLeavesItsInputAlone(t *testing.T) {
 	one.Checks[0].Passed = false
 	if !Decide(in).Checks[0].Passed {
 		t.Fatal("decisions share memory")
+	}
+}
+
+// The checks of resources and prompts: each by its own method, feature and words.
+func TestDecide_Kinds(t *testing.T) {
+	t.Parallel()
+	c := parse(t, "methods: [tools/list, tools/call]", "methods: [tools/list, tools/call, resources/read, prompts/get, prompts/list]",
+		"tools:\n", `resources:
+  - {uri: "a://b/staff/*", subjects: {groups: [admins]}}
+  - {uri: "a://b/*"}
+prompts: [{name: look, definition: "`+pinned+`"}, {name: "any"}]
+tools:
+`)
+	of := func(kind contract.Kind, name string) Input {
+		in := good(t, name, `{}`)
+		in.Contract, in.Proposal.Kind = c, kind
+		return in
+	}
+	for _, tt := range []struct {
+		kind   contract.Kind
+		name   string
+		change func(*Input)
+		first  Check
+		detail string
+	}{
+		{contract.KindResource, "a://b/c", func(in *Input) { in.Definition = Definition{Stale: "down"} }, "", ""},
+		{contract.KindResource, "a://b/c/d", nil, CheckDefinition, "does not name this resource"},
+		{contract.KindResource, "look", nil, CheckDefinition, "does not name this resource"},
+		{contract.KindResource, "a://b/staff/c", nil, CheckSubject, "use the resource"},
+		{contract.KindResource, "a://b/c", func(in *Input) { in.Declared = false }, CheckCapability, "does not declare resources"},
+		{contract.KindResource, "a://b/c", func(in *Input) { in.Contract = parse(t) }, CheckMethod, "does not allow resources/read"},
+		{contract.KindPrompt, "look", func(in *Input) { in.Definition.Stale = "down" }, "", ""},
+		{contract.KindPrompt, "any", func(in *Input) { in.Definition.Digest = "doc-1:sha256:x" }, "", ""},
+		{contract.KindPrompt, "look", func(in *Input) { in.Definition.Digest = "doc-1:sha256:x" }, CheckDefinition, "not the reviewed one"},
+		{contract.KindPrompt, "look", func(in *Input) { in.Definition = Definition{} }, CheckDefinition, "does not offer this prompt"},
+		{contract.KindPrompt, "look", func(in *Input) { in.Definition.Quarantine = "conflict" }, CheckDefinition, "quarantined"},
+		{contract.KindPrompt, "put", nil, CheckDefinition, "does not name this prompt"},
+		{contract.KindTool, "any", nil, CheckDefinition, "does not name this tool"},
+		{"", "look", nil, CheckMethod, "does not allow"},
+		{"OTHER", "a://b/c", nil, CheckMethod, "does not allow"},
+	} {
+		in := of(tt.kind, tt.name)
+		if tt.change != nil {
+			tt.change(&in)
+		}
+		d := Decide(in)
+		if r, _ := d.Failed(); d.FirstFailed != tt.first || !strings.Contains(r.Detail, tt.detail) || tt.first == "" && d.Outcome != Allow {
+			t.Errorf("%s %s: %s, %s %q", tt.kind, tt.name, d.Outcome, d.FirstFailed, r.Detail)
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
 	"github.com/bulkhead-mcp/bulkhead/internal/canonical"
+	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
 	"github.com/bulkhead-mcp/bulkhead/internal/consent"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
@@ -115,8 +116,8 @@ func sameRequest(p tenant.Principal, c *Call, r Proposal, in parsed) error {
 	if c.ServerID != in.server.ID {
 		paths = append(paths, "server")
 	}
-	if c.Name != r.Tool {
-		paths = append(paths, "tool")
+	if c.Kind != in.target.kind || c.Name != in.target.name {
+		paths = append(paths, in.target.field)
 	}
 	carried := carriedKey(c, in.args)
 	for _, d := range canonical.Diff(c.Arguments, in.args) {
@@ -423,12 +424,14 @@ func (s *Service) lockGround(ctx context.Context, tx tenant.Tx, c *Call, e *exec
 		tx.Tenant(), c.ServerID, c.Origin, e.server.Registration, c.ContractID).QueryRow(scan(&g.server, &g.contract))
 	b.Queue(`SELECT NOT hidden AND ($5 OR invalidated <= generation
 		       AND COALESCE(observe_time > clock_timestamp() - $4::interval, false))
-		FROM catalog_current WHERE tenant_id = $1 AND server_id = $2 AND context = $3 AND kind = 'tool' FOR SHARE`,
-		tx.Tenant(), c.ServerID, c.CatalogContext, e.age(c), c.Effect == Read).QueryRow(scan(&g.fresh))
+		FROM catalog_current WHERE tenant_id = $1 AND server_id = $2 AND context = $3 AND kind = $6 FOR SHARE`,
+		tx.Tenant(), c.ServerID, c.CatalogContext, e.age(c), c.Effect == Read, decidedBy(c.Kind)).QueryRow(scan(&g.fresh))
 	b.Queue(`SELECT EXISTS (SELECT 1 FROM catalog_current k
-		  JOIN catalog_items i ON i.tenant_id = k.tenant_id AND i.revision_id = k.revision_id
-		 WHERE k.tenant_id = $1 AND k.server_id = $2 AND k.context = $3 AND k.kind = 'tool' AND k.registration = $6
-		   AND i.name = $4 AND i.digest = $5 AND i.quarantine = '')`,
-		tx.Tenant(), c.ServerID, c.CatalogContext, c.Name, c.DefinitionDigest, e.server.Registration).QueryRow(scan(&g.definition))
+		  LEFT JOIN catalog_items i ON i.tenant_id = k.tenant_id AND i.revision_id = k.revision_id
+		       AND i.name = $4 AND i.digest = $5 AND i.quarantine = ''
+		 WHERE k.tenant_id = $1 AND k.server_id = $2 AND k.context = $3 AND k.kind = $7 AND k.registration = $6
+		   AND (i.name IS NOT NULL OR $7 = $8))`,
+		tx.Tenant(), c.ServerID, c.CatalogContext, c.Name, c.DefinitionDigest, e.server.Registration, decidedBy(c.Kind),
+		catalog.Declaration).QueryRow(scan(&g.definition))
 	return g, tx.SendBatch(ctx, b).Close()
 }

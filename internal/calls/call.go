@@ -9,11 +9,9 @@ import (
 
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
 	"github.com/bulkhead-mcp/bulkhead/internal/consent"
+	"github.com/bulkhead-mcp/bulkhead/internal/contract"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
-
-// KindTool is the kind of a tool call, the only one yet.
-const KindTool = "TOOL"
 
 // Layer places the failure of a call.
 type Layer string
@@ -69,7 +67,7 @@ type Call struct {
 	ServerID           string
 	ServerName         string
 	Origin             string
-	Kind               string
+	Kind               contract.Kind
 	Name               string
 	RequestID          string
 	requestDigest      string
@@ -112,7 +110,7 @@ type Call struct {
 
 func (c *Call) binding() consent.Binding {
 	return consent.Binding{SessionID: c.SessionID, Subject: c.Subject, ServerID: c.ServerID, ServerName: c.ServerName,
-		Origin: c.Origin, Kind: c.Kind, Name: c.Name, DefinitionDigest: c.DefinitionDigest,
+		Origin: c.Origin, Kind: string(c.Kind), Name: c.Name, DefinitionDigest: c.DefinitionDigest,
 		ArgumentsDigest: c.ArgumentsDigest, ContractID: c.ContractID}
 }
 

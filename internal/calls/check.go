@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
-	"github.com/bulkhead-mcp/bulkhead/internal/canonical"
 	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
 	"github.com/bulkhead-mcp/bulkhead/internal/contract"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
@@ -23,6 +22,8 @@ type DryRun struct {
 	Groups    []string
 	Project   string
 	Tool      string
+	Resource  string
+	Prompt    string
 	Arguments []byte
 }
 
@@ -40,22 +41,19 @@ type Definitions interface {
 }
 
 // Check decides a call exactly as Propose would, in a session that is open and
-// has called nothing yet. Nothing is sent to the tool and nothing is stored.
+// has called nothing yet. Nothing is called and nothing is stored.
 func (s *Service) Check(ctx context.Context, p tenant.Principal, defs Definitions, r DryRun) (DryRunResult, error) {
 	srv, err := s.deps.Catalog.GetServer(ctx, p, r.Server)
 	if err != nil {
 		return DryRunResult{}, err
 	}
-	raw := r.Arguments
-	if len(raw) == 0 {
-		raw = []byte("{}")
+	to, bad := readTarget(r.Tool, r.Resource, r.Prompt, r.Arguments)
+	if len(bad) > 0 {
+		return DryRunResult{}, fault.InvalidFields(bad...)
 	}
-	args, err := canonical.Args(raw)
+	args, err := parseArguments(r.Arguments)
 	if err != nil {
-		return DryRunResult{}, badArguments(err)
-	}
-	if args[0] != '{' {
-		return DryRunResult{}, fault.Field1("arguments", "must be an object")
+		return DryRunResult{}, err
 	}
 	who := tenant.Principal{Tenant: p.Tenant, Role: tenant.RoleService, Subject: r.Subject, Groups: r.Groups, Project: r.Project}
 	pl := &plan{principal: who, session: sessions.Dry(r.Subject, srv.ID), server: srv}
@@ -63,14 +61,14 @@ func (s *Service) Check(ctx context.Context, p tenant.Principal, defs Definition
 		return DryRunResult{}, err
 	}
 	if pl.active != nil {
-		pl.tool, _ = pl.active.Contract.Tool(r.Tool)
+		pl.terms, _ = pl.active.Contract.Terms(to.kind, to.name)
 	}
 	pl.call = &Call{Tenant: p.Tenant, ID: resource.NewID(resource.Call), SessionID: pl.session.ID, Subject: r.Subject, ServerID: srv.ID,
-		ServerName: srv.Name, Origin: srv.Origin, Kind: KindTool, Name: r.Tool, RequestID: "dry-run"}
+		ServerName: srv.Name, Origin: srv.Origin, Kind: to.kind, Name: to.name, RequestID: "dry-run"}
 	if err := pl.carryKey(args); err != nil {
 		return DryRunResult{}, err
 	}
-	rev, err := defs.Definitions(ctx, p, srv.ID, catalog.Tool, false)
+	rev, err := defs.Definitions(ctx, p, srv.ID, pl.decidedOn(), false)
 	if err != nil {
 		return DryRunResult{}, err
 	}

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bulkhead-mcp/bulkhead/internal/canonical"
 	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
 	"github.com/bulkhead-mcp/bulkhead/internal/contract"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
@@ -23,7 +22,7 @@ type execution struct {
 	actor   string
 	subject contract.Principal
 	server  catalog.Server
-	tool    *contract.Tool
+	terms   *contract.Terms
 	limits  contract.Limits
 	def     *catalog.Definition
 	conn    sessions.Key
@@ -50,7 +49,7 @@ func (s *Service) newExecution(pl *plan) *execution {
 	p := pl.principal
 	return &execution{s: s, key: callKey{p.Tenant, pl.call.ID}, actor: p.Actor(), server: pl.server,
 		subject: contract.Principal{Subject: p.Subject.Value, Source: p.Subject.Source, Groups: p.Groups, Project: p.Project, Role: p.Role.String()},
-		tool:    pl.tool, limits: pl.active.Contract.Limits, def: pl.def, done: make(chan struct{}), call: pl.call,
+		terms:   pl.terms, limits: pl.active.Contract.Limits, def: pl.definition(), done: make(chan struct{}), call: pl.call,
 		conn: connectionKey(pl.server, pl.call), target: targetOf(pl.server, pl.active.Contract)}
 }
 
@@ -164,9 +163,9 @@ func (e *execution) failure(o outcome) Failure {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	c := e.call
-	f := Failure{Effect: c.Effect, Phase: o.phase, Idempotent: e.tool.Idempotency.Offered() && c.IdempotencyKey != "",
-		StatusQuery: e.tool.StatusQuery != nil, Temporary: o.temporary, Cancelled: e.cancelled, Attempt: c.Attempt,
-		Retries: e.tool.Retry.Max, Left: time.Until(e.deadline), Delay: Delay(c.Attempt, o.retryAfter, rand.Float64())}
+	f := Failure{Effect: c.Effect, Phase: o.phase, Idempotent: e.terms.Idempotency.Offered() && c.IdempotencyKey != "",
+		StatusQuery: e.terms.StatusQuery != nil, Temporary: o.temporary, Cancelled: e.cancelled, Attempt: c.Attempt,
+		Retries: e.terms.Retry.Max, Left: time.Until(e.deadline), Delay: Delay(c.Attempt, o.retryAfter, rand.Float64())}
 	if e.s.work.Err() != nil {
 		f.Temporary = false // this replica stops; nothing new is begun
 	}
@@ -193,8 +192,8 @@ func (e *execution) age(c *Call) time.Duration {
 func (e *execution) send() outcome {
 	c := e.snapshot()
 	timeout := e.limits.Timeout
-	if e.tool.Timeout > 0 {
-		timeout = e.tool.Timeout
+	if e.terms.Timeout > 0 {
+		timeout = e.terms.Timeout
 	}
 	ctx, stop := context.WithDeadline(e.s.work, e.deadline)
 	defer stop()
@@ -207,8 +206,9 @@ func (e *execution) send() outcome {
 	e.mu.Unlock()
 	started := e.s.now()
 	epoch, window := c.Epoch, e.sendBefore
-	resp, err := e.s.deps.Sender.Do(ctx, e.conn, e.target, sessions.Request{Method: "tools/call", Name: c.Name,
-		Params: callParams(c.Name, c.Arguments), Meta: e.meta(c), Schema: e.def.InputSchema, ResultBytes: int64(e.limits.ResultBytes),
+	method, params := onWire(c)
+	resp, err := e.s.deps.Sender.Do(ctx, e.conn, e.target, sessions.Request{Method: method, Name: c.Name,
+		Params: params, Meta: e.meta(c), Schema: e.def.InputSchema, ResultBytes: int64(e.limits.ResultBytes),
 		Timeout: timeout, BeforeSend: func() error { return e.s.beforeSend(epoch, window) }})
 	e.mu.Lock()
 	e.stop = nil
@@ -226,18 +226,10 @@ func (e *execution) send() outcome {
 }
 
 func (e *execution) meta(c *Call) map[string]json.RawMessage {
-	if e.tool.Idempotency.Meta {
+	if e.terms.Idempotency.Meta {
 		return rawMeta(c.IdempotencyKey)
 	}
 	return nil
-}
-
-func callParams(name string, args []byte) json.RawMessage {
-	out := make([]byte, 0, len(args)+len(name)+32)
-	out = append(out, `{"name":`...)
-	out = canonical.AppendString(out, name)
-	out = append(out, `,"arguments":`...)
-	return append(append(out, args...), '}')
 }
 
 var errTooLate = fault.New(fault.Unavailable, "SEND_WINDOW_PASSED", "the attempt was not sent in its window")

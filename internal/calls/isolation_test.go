@@ -224,11 +224,11 @@ var isolationCases = map[string]func(x *stranger){
 	"consent.VoidDefinition": func(x *stranger) {
 		d := digest(x.t, "write_call", "first")
 		err := x.in(func(ctx context.Context, tx tenant.Tx) error {
-			return x.consents.VoidDefinition(ctx, tx, x.server.ID, &x.user.Subject, KindTool, "write_call", d, "")
+			return x.consents.VoidDefinition(ctx, tx, x.server.ID, &x.user.Subject, "TOOL", "write_call", d, "")
 		})
 		if err == nil && !x.sameTenant {
 			err = x.in(func(ctx context.Context, tx tenant.Tx) error {
-				return x.consents.VoidDefinition(ctx, tx, x.server.ID, nil, KindTool, "write_call", d, "")
+				return x.consents.VoidDefinition(ctx, tx, x.server.ID, nil, "TOOL", "write_call", d, "")
 			})
 		}
 		if err != nil {

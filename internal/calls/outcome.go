@@ -59,7 +59,7 @@ func (e *execution) read(c *Call, r sessions.Response, err error) outcome {
 		e.readFailure(&o, c, r, err)
 	case r.Error != nil:
 		o.phase = Answered
-		o.err = &Error{Layer: LayerProtocol, Code: strconv.FormatInt(r.Error.Code, 10), Message: cleanText(r.Error.Message, 2000), Data: cleanJSON(r.Error.Data)}
+		o.err = protocolFailure(c.Kind, r.Error)
 	case r.ResultType == sessions.ResultInputRequired:
 		o.phase = Answered
 		o.err = hostError("INPUT_NOT_SUPPORTED", "the server asked for input, which this host does not offer yet")
@@ -131,23 +131,28 @@ func (e *execution) readFailure(o *outcome, c *Call, r sessions.Response, err er
 func (e *execution) readResult(o *outcome, c *Call, r *sessions.Response) {
 	o.phase = Answered
 	o.result, o.findings = cleanResult(r.Result)
+	if c.Kind != contract.KindTool {
+		o.findings = append(o.findings, readOddities(c.Kind, o.result)...)
+		o.state = Succeeded
+		return
+	}
 	o.findings = append(o.findings, oddities(r.Parts)...)
 	if o.err = toolError(r.Parts); o.err != nil {
 		return
 	}
 	o.state = Succeeded
-	if len(e.def.OutputSchema) == 0 && e.tool.StatusQuery == nil {
+	if len(e.def.OutputSchema) == 0 && e.terms.StatusQuery == nil {
 		return
 	}
 	structured := structuredContent(r.Parts)
 	if len(e.def.OutputSchema) > 0 {
 		o.findings = append(o.findings, e.checkOutput(structured)...)
 	}
-	if e.tool.StatusQuery != nil && structured != nil {
+	if e.terms.StatusQuery != nil && structured != nil {
 		if v, err := contract.NewValue(structured); err == nil {
 			vars := e.vars(c)
 			vars.Result = v
-			o.sideEffect = e.tool.StatusQuery.SideEffectID(vars)
+			o.sideEffect = e.terms.StatusQuery.SideEffectID(vars)
 		}
 	}
 }

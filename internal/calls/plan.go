@@ -23,12 +23,14 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
-// Proposal is what a caller wants to be done. Arguments are JSON as received,
-// empty for {}. Wait is how long to wait for an end, at most 60 s.
+// Proposal is what a caller wants to be done: exactly one of Tool, Resource, which
+// is a URI, and Prompt is given. Arguments are JSON as received, empty for {}. Wait is how long to wait for an end, at most 60 s.
 type Proposal struct {
 	SessionID string
 	Server    string
 	Tool      string
+	Resource  string
+	Prompt    string
 	Arguments []byte
 	RequestID string
 	Wait      time.Duration
@@ -39,8 +41,8 @@ type plan struct {
 	principal tenant.Principal
 	session   *sessions.Session
 	server    catalog.Server
-	active    *authz.Active  // nil when the server has no contract
-	tool      *contract.Tool // nil when the contract does not name it
+	active    *authz.Active   // nil when the server has no contract
+	terms     *contract.Terms // nil when the contract has none
 	revision  *catalog.Revision
 	def       *catalog.Definition // nil when it is not offered or in quarantine
 	input     authz.Input
@@ -52,6 +54,7 @@ type plan struct {
 type parsed struct {
 	session *sessions.Session
 	server  catalog.Server
+	target  target
 	args    []byte
 	digest  string // of the request, for repeats
 }
@@ -64,12 +67,9 @@ const maxRequestID = 128
 
 // check names what no call can be stored under.
 func (r Proposal) check() error {
-	var bad []fault.Field
+	_, bad := readTarget(r.Tool, r.Resource, r.Prompt, r.Arguments)
 	if !isWord(r.RequestID, maxRequestID) {
 		bad = append(bad, fault.Field{Path: "requestId", Rule: fmt.Sprintf("must have at most %d bytes of text without control characters", maxRequestID)})
-	}
-	if r.Tool == "" || !isWord(r.Tool, catalog.MaxName) {
-		bad = append(bad, fault.Field{Path: "tool", Rule: fmt.Sprintf("must have 1 to %d bytes of text without control characters", catalog.MaxName)})
 	}
 	if !resource.IsServerName(r.Server) && !resource.IsID(resource.Server, r.Server) {
 		bad = append(bad, fault.Field{Path: "server", Rule: "must be the name or the id of a server"})
@@ -96,18 +96,27 @@ func (s *Service) parse(ctx context.Context, p tenant.Principal, r Proposal) (pa
 	if err != nil {
 		return parsed{}, err
 	}
-	raw := r.Arguments
+	args, err := parseArguments(r.Arguments)
+	if err != nil {
+		return parsed{}, err
+	}
+	to, _ := readTarget(r.Tool, r.Resource, r.Prompt, r.Arguments)
+	return parsed{session: ses, server: srv, target: to, args: args, digest: requestDigest(srv.ID, to, args)}, nil
+}
+
+// parseArguments reads arguments once into args-1.
+func parseArguments(raw []byte) ([]byte, error) {
 	if len(raw) == 0 {
-		raw = []byte("{}")
+		return []byte("{}"), nil
 	}
 	args, err := canonical.Args(raw)
 	if err != nil {
-		return parsed{}, badArguments(err)
+		return nil, badArguments(err)
 	}
 	if args[0] != '{' {
-		return parsed{}, fault.Field1("arguments", "must be an object")
+		return nil, fault.Field1("arguments", "must be an object")
 	}
-	return parsed{session: ses, server: srv, args: args, digest: requestDigest(srv.ID, r.Tool, args)}, nil
+	return args, nil
 }
 
 func badArguments(err error) error {
@@ -118,9 +127,9 @@ func badArguments(err error) error {
 	return fault.Field1(canonical.At("arguments", bad.Path), "%s", bad.Rule)
 }
 
-func requestDigest(serverID, tool string, args []byte) string {
+func requestDigest(serverID string, to target, args []byte) string {
 	h := sha256.New()
-	for _, part := range [][]byte{[]byte(serverID), []byte(KindTool), []byte(tool)} {
+	for _, part := range [][]byte{[]byte(serverID), []byte(to.kind), []byte(to.name)} {
 		h.Write(part)
 		h.Write([]byte{0})
 	}
@@ -139,10 +148,10 @@ func (s *Service) plan(ctx context.Context, p tenant.Principal, r Proposal, in p
 	}
 	pl.active = active
 	if active != nil {
-		pl.tool, _ = active.Contract.Tool(r.Tool)
+		pl.terms, _ = active.Contract.Terms(in.target.kind, in.target.name)
 	}
 	c := &Call{Tenant: p.Tenant, ID: resource.NewID(resource.Call), SessionID: in.session.ID, KeyID: p.KeyID, Subject: p.Subject,
-		ServerID: in.server.ID, ServerName: in.server.Name, Origin: in.server.Origin, Kind: KindTool, Name: r.Tool,
+		ServerID: in.server.ID, ServerName: in.server.Name, Origin: in.server.Origin, Kind: in.target.kind, Name: in.target.name,
 		RequestID: r.RequestID, requestDigest: in.digest, Revision: 1, CreateTime: started, UpdateTime: started}
 	if c.RequestID == "" {
 		c.RequestID = "r-" + c.ID
@@ -163,9 +172,9 @@ func (s *Service) plan(ctx context.Context, p tenant.Principal, r Proposal, in p
 func (pl *plan) carryKey(args []byte) error {
 	c := pl.call
 	c.Arguments = args
-	if pl.tool != nil && pl.tool.Idempotency.Offered() {
+	if pl.terms != nil && pl.terms.Idempotency.Offered() {
 		c.IdempotencyKey = c.RequestID
-		if name := pl.tool.Idempotency.Argument; name != "" {
+		if name := pl.terms.Idempotency.Argument; name != "" {
 			if err := pl.addArgument(name); err != nil {
 				return err
 			}
@@ -211,19 +220,29 @@ func (s *Service) discover(ctx context.Context, pl *plan) error {
 	age := 15 * time.Minute
 	if pl.active != nil {
 		age = pl.active.Contract.Limits.DefinitionAge.Read
-		if pl.tool != nil && pl.tool.Effect != contract.EffectRead {
+		if pl.terms != nil && pl.terms.Effect != contract.EffectRead {
 			age = pl.active.Contract.Limits.DefinitionAge.Write
 		}
 	}
-	rev, err := s.current(ctx, pl.server, pl.call, age)
+	rev, err := s.deps.Catalog.Current(ctx, pl.server, contextOf(pl.call.Tenant, pl.call.Subject, pl.call.SessionID), pl.decidedOn(), age)
 	if err != nil {
 		return err
 	}
-	if rev.Pending && pl.tool != nil && pl.tool.Effect != contract.EffectRead {
+	if rev.Pending && pl.terms != nil && pl.terms.Effect != contract.EffectRead {
 		return errPending // nothing is decided on a list that is just being made
 	}
 	pl.adopt(rev)
 	return nil
+}
+
+// decidedOn is the kind of list that the decision needs. Prompts are not listed
+// where the contract does not allow it; then none is known.
+func (pl *plan) decidedOn() catalog.Kind {
+	kind := decidedBy(pl.call.Kind)
+	if kind == catalog.Prompt && (pl.active == nil || !pl.active.Contract.AllowsMethod("prompts/list")) {
+		return catalog.Declaration
+	}
+	return kind
 }
 
 // adopt takes the revision that the decision stands on, and the definition in it.
@@ -251,9 +270,9 @@ func (s *Service) decide(ctx context.Context, pl *plan) error {
 		Principal: pl.principal, SessionID: pl.session.ID, SessionOpen: pl.session.Open(started),
 		InSession: pl.session.Has(pl.server.ID), Servers: pl.session.ServerIDs,
 		Server:          ServerFacts(pl.server),
-		ProtocolVersion: pl.revision.ProtocolVersion, HasTools: HasTools(pl.revision),
+		ProtocolVersion: pl.revision.ProtocolVersion, Declared: Declares(pl.revision, pl.call.Kind),
 		Definition: definitionFacts(pl),
-		Proposal: authz.Proposal{Name: pl.call.Name, Arguments: pl.call.Arguments, Decoded: decoded,
+		Proposal: authz.Proposal{Kind: pl.call.Kind, Name: pl.call.Name, Arguments: pl.call.Arguments, Decoded: decoded,
 			RequestID: pl.call.RequestID, IdempotencyKey: pl.call.IdempotencyKey},
 		Calls: pl.session.Calls(),
 	}
@@ -261,8 +280,8 @@ func (s *Service) decide(ctx context.Context, pl *plan) error {
 		pl.input.Contract, pl.input.Revision = pl.active.Contract, pl.active.Revision
 		pl.call.ContractID, pl.call.ContractRevision = pl.active.Contract.ID, pl.active.Revision
 	}
-	if pl.tool != nil {
-		pl.call.Effect, pl.call.ConsentRule = Effect(pl.tool.Effect), consent.Rule(pl.tool.Consent)
+	if pl.terms != nil {
+		pl.call.Effect, pl.call.ConsentRule = Effect(pl.terms.Effect), consent.Rule(pl.terms.Consent)
 		if pl.call.ConsentRule == consent.RuleSession {
 			if pl.input.Granted, err = s.deps.Consent.Covers(ctx, pl.principal.Tenant, pl.call.binding()); err != nil {
 				return err
@@ -293,6 +312,14 @@ func (pl *plan) findings() []string {
 	return out
 }
 
+// definition is what a call is sent by: an empty one where it needs none.
+func (pl *plan) definition() *catalog.Definition {
+	if pl.def == nil {
+		return &catalog.Definition{}
+	}
+	return pl.def
+}
+
 func definitionFacts(pl *plan) authz.Definition {
 	var f authz.Definition
 	if pl.revision.Stale {
@@ -317,18 +344,9 @@ func ServerFacts(v catalog.Server) authz.Server {
 		Authorization: v.AuthorizationMode, Active: !v.Deleted}
 }
 
-// HasTools reads what the server declared; a server that declares nothing at all
-// but lists tools is taken at its word.
-func HasTools(r *catalog.Revision) bool {
-	var declared struct {
-		Tools json.RawMessage `json:"tools"`
-	}
-	return json.Unmarshal(r.Capabilities, &declared) == nil && len(declared.Tools) > 0
-}
-
 // plain reports whether the call is a read that lives in memory until it is
 // recorded with its outcome (design 3.3).
 func (pl *plan) plain() bool {
-	return pl.tool != nil && pl.tool.Effect == contract.EffectRead && pl.tool.Consent == contract.ConsentNone &&
+	return pl.terms != nil && pl.terms.Effect == contract.EffectRead && pl.terms.Consent == contract.ConsentNone &&
 		pl.active.Contract.Record == contract.RecordBeforeAnswer
 }

@@ -31,7 +31,7 @@ func (a answer) done() {
 // whether the write happened. It fails closed: anything but a clear answer is
 // unknown.
 func (e *execution) ask(ctx context.Context, c *Call) answer {
-	q := e.tool.StatusQuery
+	q := e.terms.StatusQuery
 	vars := e.vars(c)
 	args, err := q.Arguments(vars)
 	if err != nil {
@@ -43,7 +43,7 @@ func (e *execution) ask(ctx context.Context, c *Call) answer {
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.limits.Timeout)
 	defer cancel()
-	r, err := e.s.deps.Sender.Do(ctx, e.conn, e.target, sessions.Request{Method: "tools/call", Name: q.Tool,
+	r, err := e.s.deps.Sender.Do(ctx, e.conn, e.target, sessions.Request{Method: methodCall, Name: q.Tool,
 		Params: callParams(q.Tool, args), Schema: schema, ResultBytes: int64(e.limits.ResultBytes), Timeout: e.limits.Timeout})
 	a := judge(q, vars, &r, err)
 	if a.release = r.Release; a.result == nil {
@@ -84,7 +84,7 @@ func (e *execution) queryTool(ctx context.Context, c *Call) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	tool, ok := a.Contract.Tool(e.tool.StatusQuery.Tool)
+	tool, ok := a.Contract.Tool(e.terms.StatusQuery.Tool)
 	if !ok {
 		return nil, fault.New(fault.Precondition, "QUERY_TOOL_MISSING", "the contract does not name the query's tool")
 	}
@@ -112,7 +112,7 @@ func (e *execution) finishByQuery(o outcome) {
 		e.persist(func(ctx context.Context) error { return e.recordOutcome(ctx, o, Succeeded, time.Time{}) })
 		return
 	}
-	after := e.s.now().Add(max(e.tool.StatusQuery.Settle, firstResolve))
+	after := e.s.now().Add(max(e.terms.StatusQuery.Settle, firstResolve))
 	e.persist(func(ctx context.Context) error { return e.recordOutcome(ctx, o, Uncertain, after) })
 }
 
@@ -150,10 +150,10 @@ func (s *Service) resolve(ctx context.Context, t tenant.ID, id string) error {
 	if err != nil {
 		return err
 	}
-	if e.tool.StatusQuery == nil {
+	if e.terms.StatusQuery == nil {
 		return s.askAgain(ctx, c, nil)
 	}
-	final := finalFrom(c, e.tool.StatusQuery)
+	final := finalFrom(c, e.terms.StatusQuery)
 	a := e.ask(ctx, c)
 	defer a.done()
 	switch {

@@ -18,6 +18,14 @@ type lister struct {
 	tools map[string]string            // description by name
 	own   map[string]map[string]string // the same for one server, by its id
 	err   error
+
+	capabilities string // instead of those that declare everything
+	asked        []catalog.Kind
+}
+
+// promptDefinition is the one prompt, whose name is required.
+func promptDefinition(description string) json.RawMessage {
+	return fmt.Appendf(nil, `{"name":"greet","description":%q,"arguments":[{"name":"who","required":true},{"name":"tone"}]}`, description)
 }
 
 func newLister() *lister {
@@ -25,6 +33,7 @@ func newLister() *lister {
 	for _, name := range toolNames {
 		l.tools[name] = "first"
 	}
+	l.tools["greet"] = "first"
 	return l
 }
 
@@ -68,9 +77,16 @@ func digest(t testing.TB, name, description string) string {
 func (l *lister) ListDefinitions(_ context.Context, v catalog.Server, _ catalog.Context, kind catalog.Kind) (catalog.Listing, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	out := catalog.Listing{ProtocolVersion: "2026-07-28", Era: "MODERN", Capabilities: json.RawMessage(`{"tools":{}}`)}
+	out := catalog.Listing{ProtocolVersion: "2026-07-28", Era: "MODERN", Capabilities: json.RawMessage(`{"tools":{},"resources":{},"prompts":{}}`)}
 	if l.err != nil {
 		return out, l.err
+	}
+	if l.capabilities != "" {
+		out.Capabilities = json.RawMessage(l.capabilities)
+	}
+	l.asked = append(l.asked, kind)
+	if kind == catalog.Prompt {
+		out.Items = append(out.Items, promptDefinition(l.tools["greet"]))
 	}
 	if kind == catalog.Tool {
 		for _, name := range toolNames {
@@ -96,7 +112,7 @@ func contractSource(t testing.TB, changes ...string) []byte {
 transport: http
 protocol: {versions: ["2026-07-28"]}
 origin: "https://calendar.example"
-methods: [tools/list, tools/call]
+methods: [tools/list, tools/call, resources/read, prompts/list, prompts/get]
 limits: {timeout: 20s, ceiling: 1m, calls_per_session: 1000000, definition_age: {write: 1h, read: 1h}}
 record: {reads: RECORD}
 tools:
@@ -112,6 +128,12 @@ tools:
   - {name: write_final, definition: "D:write_final", effect: write, consent: none, status_query: {tool: find, arguments: {id: call.requestId}, succeeded: result.found, absent: final, settle: SETTLE}}
   - {name: destroy, definition: "D:destroy", effect: destructive, consent: call}
   - {name: find, definition: "D:find", effect: read}
+resources:
+  - {uri: "note://n/secret/*", consent: call}
+  - {uri: "note://n/shared/*", consent: session}
+  - {uri: "note://n/staff/*", subjects: {groups: [staff]}}
+  - {uri: "note://n/**"}
+prompts: [{name: greet, definition: "D:greet"}, {name: gone}]
 `
 	for i := 0; i+1 < len(changes); i += 2 {
 		if !strings.Contains(src, changes[i]) {
@@ -120,6 +142,11 @@ tools:
 		src = strings.ReplaceAll(src, changes[i], changes[i+1])
 	}
 	src = strings.ReplaceAll(strings.ReplaceAll(src, "RECORD", "before_answer"), "SETTLE", "0s")
+	greet, err := canonical.DefinitionDigest("prompt", promptDefinition("first"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	src = strings.ReplaceAll(src, "D:greet", greet)
 	for _, name := range toolNames {
 		src = strings.ReplaceAll(src, `"D:`+name+`"`, `"`+digest(t, name, "first")+`"`)
 	}

@@ -18,6 +18,7 @@ type (
 // sent is one request that left this host.
 type sent struct {
 	tool, args string
+	method     string
 	key        sessions.Key
 	meta       map[string]json.RawMessage
 }
@@ -46,7 +47,7 @@ func (s *sender) Do(ctx context.Context, k sessions.Key, _ sessions.Target, r se
 	if err := json.Unmarshal(r.Params, &p); err != nil {
 		panic(err)
 	}
-	one := sent{tool: r.Name, args: string(p.Arguments), key: k, meta: r.Meta}
+	one := sent{method: r.Method, tool: r.Name, args: string(p.Arguments), key: k, meta: r.Meta}
 	s.mu.Lock()
 	before := s.before
 	s.mu.Unlock()

@@ -14,6 +14,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
 	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
 	"github.com/bulkhead-mcp/bulkhead/internal/consent"
+	"github.com/bulkhead-mcp/bulkhead/internal/contract"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/resource"
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
@@ -296,6 +297,7 @@ func (s *Service) read(ctx context.Context, p tenant.Principal, k callKey) (*Cal
 type Filter struct {
 	SessionID string
 	State     State
+	Kind      contract.Kind // empty for every kind
 	Before    string
 	Limit     int
 }
@@ -308,8 +310,9 @@ func (s *Service) List(ctx context.Context, p tenant.Principal, f Filter) (out [
 	err = s.deps.DB.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
 		rows, err := tx.Query(ctx, selectSQL+`WHERE tenant_id = $1 AND session_id = $2 AND subject_source = $3 AND subject = $4
 			AND ($5 = '' OR state = $5) AND ($6 = '' OR call_id < $6)
-			AND (COALESCE(cardinality($8::text[]), 0) = 0 OR server_name = ANY ($8)) ORDER BY call_id DESC LIMIT $7`,
-			tx.Tenant(), f.SessionID, p.Subject.Source, p.Subject.Value, string(f.State), f.Before, f.Limit, p.Servers)
+			AND (COALESCE(cardinality($8::text[]), 0) = 0 OR server_name = ANY ($8))
+			AND ($9 = '' OR kind = $9) ORDER BY call_id DESC LIMIT $7`,
+			tx.Tenant(), f.SessionID, p.Subject.Source, p.Subject.Value, string(f.State), f.Before, f.Limit, p.Servers, string(f.Kind))
 		if err != nil {
 			return err
 		}

@@ -160,11 +160,11 @@ func (s *Service) resume(ctx context.Context, c *Call) (*execution, error) {
 	if err != nil {
 		return nil, err
 	}
-	tool, ok := active.Contract.Tool(c.Name)
+	terms, ok := active.Contract.Terms(c.Kind, c.Name)
 	if !ok {
-		return nil, fault.New(fault.Precondition, "TOOL_NOT_IN_CONTRACT", "the contract does not name this tool")
+		return nil, fault.New(fault.Precondition, "NOT_IN_CONTRACT", "the contract does not name what is called")
 	}
-	e := &execution{s: s, key: callKey{c.Tenant, c.ID}, actor: "system for " + c.Subject.String(), server: srv, tool: tool,
+	e := &execution{s: s, key: callKey{c.Tenant, c.ID}, actor: "system for " + c.Subject.String(), server: srv, terms: terms,
 		subject: contract.Principal{Subject: c.Subject.Value, Source: c.Subject.Source, Groups: ses.Groups, Project: ses.Project,
 			Role: tenant.RoleService.String()},
 		limits: active.Contract.Limits, def: &catalog.Definition{}, done: make(chan struct{}), call: c,
@@ -178,7 +178,7 @@ func (s *Service) resume(ctx context.Context, c *Call) (*execution, error) {
 
 // current is what the call's authorization context sees of the server now.
 func (s *Service) current(ctx context.Context, srv catalog.Server, c *Call, age time.Duration) (*catalog.Revision, error) {
-	return s.deps.Catalog.Current(ctx, srv, contextOf(c.Tenant, c.Subject, c.SessionID), catalog.Tool, age)
+	return s.deps.Catalog.Current(ctx, srv, contextOf(c.Tenant, c.Subject, c.SessionID), decidedBy(c.Kind), age)
 }
 
 func contextOf(t tenant.ID, subject tenant.Subject, session string) catalog.Context {

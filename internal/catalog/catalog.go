@@ -69,8 +69,8 @@ type Voider interface {
 	// contract keepContract when that is not empty.
 	VoidServer(ctx context.Context, tx tenant.Tx, serverID, keepContract, reason string) error
 	// VoidDefinition voids what was agreed about the definition with this digest,
-	// for one subject or, when it is nil, for all. The kind is a call's: TOOL,
-	// RESOURCE or PROMPT.
+	// for one subject or, when it is nil, for all. The kind is a call's: TOOL or
+	// PROMPT.
 	VoidDefinition(ctx context.Context, tx tenant.Tx, serverID string, subject *tenant.Subject, kind, name, digest, reason string) error
 }
 

@@ -21,15 +21,31 @@ type Kind = string
 // The kinds of definition; the words are part of the digests.
 const (
 	Tool             = "tool"
+	Resource         = "resource"
 	ResourceTemplate = "resource_template"
 	Prompt           = "prompt"
+	// Declaration describes nothing: its revisions are empty, and say what a server
+	// declares and which version it speaks, for calls that need no definition.
+	Declaration = "declaration"
 )
 
-// Kinds are all kinds, in the order in which they are listed.
-var Kinds = []Kind{Tool, ResourceTemplate, Prompt}
+// Kinds are the kinds of definitions, in the order in which they are listed.
+var Kinds = []Kind{Tool, Resource, ResourceTemplate, Prompt}
 
-// ValidKind reports whether k is one of Kinds.
-func ValidKind(k Kind) bool { return k == Tool || k == ResourceTemplate || k == Prompt }
+// allKinds are those of which a revision is kept.
+var allKinds = append(slices.Clone(Kinds), Declaration)
+
+// ValidKind reports whether k is one of Kinds or Declaration.
+func ValidKind(k Kind) bool { return slices.Contains(allKinds, k) }
+
+// withSame returns the kinds that one announcement is about: a server tells of its
+// resources and its templates in one.
+func withSame(k Kind) []Kind {
+	if k == Resource || k == ResourceTemplate {
+		return []Kind{Resource, ResourceTemplate}
+	}
+	return []Kind{k}
+}
 
 // The bounds of one definition.
 const (
@@ -37,8 +53,8 @@ const (
 	MaxDefinition = 256 << 10
 	// MaxName is the greatest length of a name in bytes (MCP: 128 characters).
 	MaxName = 128
-	// MaxTemplate is the greatest length of a resource template's URI in bytes.
-	MaxTemplate = 2048
+	// MaxURI is the greatest length in bytes of a resource's URI, or of a template's.
+	MaxURI = 2048
 )
 
 // Finding codes about a definition as a whole.
@@ -62,13 +78,14 @@ type Hints struct {
 	ReadOnly, Destructive *bool
 }
 
-// Definition is one tool, resource template or prompt as the server described
-// it. It is immutable and safe for concurrent use. Raw and what is cut out of
+// Definition is one tool, resource, resource template or prompt as the server
+// described it. It is immutable and safe for concurrent use. Raw and what is cut out of
 // it are the server's bytes, never changed; callers must not change them.
 type Definition struct {
 	Kind Kind
-	// Name is what goes upstream. The name of a resource template is its
-	// uriTemplate, because only that is unique. Empty where none could be read.
+	// Name is what goes upstream. The name of a resource is its uri, and that of a
+	// resource template its uriTemplate, because only they are unique. Empty where
+	// none could be read.
 	Name string
 	// ModelName is the name for a model; see ModelName.
 	ModelName string
@@ -90,13 +107,17 @@ type Definition struct {
 	Quarantine string
 
 	input, output *checker
+	arguments     []promptArgument // of a prompt
 }
 
 // ValidateArguments checks decoded arguments (see canonical.Decode) against the
-// input schema. The error is an Invalid fault with paths below "arguments".
+// input schema of a tool, or against the arguments of a prompt. The error is an Invalid fault with paths below "arguments".
 // Skipped says why arguments were not checked, and is empty when they were: the
 // server decides then. The work is bounded in size and time.
 func (d *Definition) ValidateArguments(v any) (skipped string, err error) {
+	if d.Kind == Prompt {
+		return "", checkPromptArguments(d.arguments, v)
+	}
 	if d.input == nil {
 		return "", nil
 	}
@@ -142,8 +163,13 @@ func readDefinition(kind Kind, raw []byte) Definition {
 	if a, b := miscased(members); a != "" && d.Quarantine == "" {
 		d.Quarantine = fmt.Sprintf("members %s and %s differ in case only", quoteShort(a), quoteShort(b))
 	}
-	if kind == Tool {
+	switch kind {
+	case Tool:
 		d.readTool(members)
+	case Prompt:
+		if _, bad := readPromptArguments(members["arguments"]); bad != "" && d.Quarantine == "" {
+			d.Quarantine = bad
+		}
 	}
 	return d
 }
@@ -158,6 +184,9 @@ func (d *Definition) fill(server string) {
 	members := decodeMembers(d.Raw)
 	d.Title, _ = text(members["title"])
 	d.Description, _ = text(members["description"])
+	if d.Kind == Prompt {
+		d.arguments, _ = readPromptArguments(members["arguments"])
+	}
 	if d.Kind != Tool {
 		return
 	}
@@ -196,8 +225,11 @@ func text(raw json.RawMessage) (string, bool) {
 
 func (d *Definition) readNames(members map[string]json.RawMessage) {
 	member, most := "name", MaxName
-	if d.Kind == ResourceTemplate {
-		member, most = "uriTemplate", MaxTemplate
+	switch d.Kind {
+	case Resource:
+		member, most = "uri", MaxURI
+	case ResourceTemplate:
+		member, most = "uriTemplate", MaxURI
 	}
 	name, ok := text(members[member])
 	switch {

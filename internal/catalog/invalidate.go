@@ -80,9 +80,9 @@ func (s *Service) Invalidate(ctx context.Context, c Change) error {
 	if c.Tenant.IsZero() || c.Kind != "" && !ValidKind(c.Kind) {
 		return fault.Wrap(errEncoding, "invalidate without a tenant or with an unknown kind")
 	}
-	kinds := Kinds
+	kinds := allKinds
 	if c.Kind != "" {
-		kinds = []Kind{c.Kind}
+		kinds = withSame(c.Kind)
 	}
 	if c.Context == nil {
 		return s.mark(ctx, c.Tenant, c.ServerID, nil, kinds, c.Reason)

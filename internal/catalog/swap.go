@@ -268,7 +268,7 @@ func (s *Service) voidChanged(ctx context.Context, tx tenant.Tx, l *made, v view
 }
 
 func (s *Service) voidAgainst(ctx context.Context, tx tenant.Tx, l *made, revisionID string, subject *tenant.Subject) (int, error) {
-	if revisionID == l.content.id {
+	if revisionID == l.content.id || !binds(l.key.kind) {
 		return 0, nil
 	}
 	rows, err := tx.Query(ctx, `
@@ -333,12 +333,13 @@ func (s *Service) recordChange(ctx context.Context, tx tenant.Tx, l *made, subje
 	return err
 }
 
+// binds reports whether something may be agreed to about a definition of this kind.
+// Resources are named by their URIs alone, so that their lists may change freely.
+func binds(k Kind) bool { return k == Tool || k == Prompt }
+
 // callKind is the word for a kind in calls, consents and grants.
 func callKind(k Kind) string {
-	switch k {
-	case ResourceTemplate:
-		return "RESOURCE"
-	case Prompt:
+	if k == Prompt {
 		return "PROMPT"
 	}
 	return "TOOL"

@@ -24,10 +24,20 @@ const (
 	TransportStdio Transport = "STDIO"
 )
 
-// Effect is what a tool does to the world.
+// Kind is what a call asks a server for.
+type Kind string
+
+// The kinds of what can be called.
+const (
+	KindTool     Kind = "TOOL"
+	KindResource Kind = "RESOURCE"
+	KindPrompt   Kind = "PROMPT"
+)
+
+// Effect is what a call does to the world.
 type Effect string
 
-// The effects of a tool, from harmless to harmful.
+// The effects of a call, from harmless to harmful.
 const (
 	EffectRead        Effect = "READ"
 	EffectWrite       Effect = "WRITE"
@@ -63,7 +73,7 @@ const (
 	AbsentFinal     Absent = "FINAL"
 )
 
-// DefinitionAny as a Tool's Definition pins nothing: any definition that the
+// DefinitionAny as the Definition of Terms pins nothing: any definition that the
 // server offers under this name is accepted.
 const DefinitionAny = "any"
 
@@ -85,8 +95,8 @@ type Contract struct {
 	Limits             Limits
 	Record             Record // for reads
 	Tools              []*Tool
-	Resources          []Resource
-	Prompts            []Prompt
+	Resources          []*Resource // the first that matches counts
+	Prompts            []*Prompt
 	Reverse            Reverse
 
 	tools map[string]*Tool
@@ -108,9 +118,9 @@ type DefinitionAge struct {
 	Read  time.Duration
 }
 
-// Tool is one tool that may be called.
-type Tool struct {
-	Name       string
+// Terms are what a contract says about one thing that may be called, whatever its
+// kind.
+type Terms struct {
 	Definition string // doc-1:sha256:… or DefinitionAny
 	Effect     Effect
 	Consent    Consent
@@ -120,9 +130,15 @@ type Tool struct {
 	// Idempotency is the zero value when the server does not honour a key.
 	Idempotency Idempotency
 	StatusQuery *StatusQuery  // nil when there is none
-	Timeout     time.Duration // of this tool, else that of the contract
+	Timeout     time.Duration // of this one, else that of the contract
 
 	when *rule
+}
+
+// Tool is one tool that may be called.
+type Tool struct {
+	Name string
+	Terms
 }
 
 // Retry bounds repeated attempts of a call that may have been sent.
@@ -139,14 +155,14 @@ type Idempotency struct {
 // Offered says whether the server honours an idempotency key at all.
 func (i Idempotency) Offered() bool { return i.Meta || i.Argument != "" }
 
-// Subjects is who may use a tool. The zero value means everybody.
+// Subjects is who may make a call. The zero value means everybody.
 type Subjects struct {
 	Groups   []string
 	Users    []string // source|value, as a subject is written
 	Projects []string
 }
 
-// Allow says whether somebody may use the tool: of each list that is given one
+// Allow says whether somebody may make the call: of each list that is given one
 // entry must match. The user is written source|value.
 func (s Subjects) Allow(user string, groups []string, project string) bool {
 	inGroup := func(g string) bool { return slices.Contains(groups, g) }
@@ -155,15 +171,20 @@ func (s Subjects) Allow(user string, groups []string, project string) bool {
 		(len(s.Projects) == 0 || project != "" && slices.Contains(s.Projects, project))
 }
 
-// Resource is a pattern of resource URIs that may be read.
+// Resource is a pattern of resource URIs that may be read. Its definition is never
+// pinned: what is read is named by its URI alone.
 type Resource struct {
 	URI string
+	Terms
 
 	segments []string // nil for a URI without wildcards
 }
 
 // Prompt is a prompt that may be fetched.
-type Prompt struct{ Name string }
+type Prompt struct {
+	Name string
+	Terms
+}
 
 // Reverse is what the server may ask of its host.
 type Reverse struct {
@@ -186,18 +207,49 @@ func (c *Contract) AllowsMethod(method string) bool { return slices.Contains(c.M
 // AllowsVersion says whether the contract lists this protocol version.
 func (c *Contract) AllowsVersion(version string) bool { return slices.Contains(c.Versions, version) }
 
-// AllowsPrompt says whether the contract lists this prompt.
-func (c *Contract) AllowsPrompt(name string) bool {
-	return slices.Contains(c.Prompts, Prompt{Name: name})
+// Prompt returns the prompt of this name.
+func (c *Contract) Prompt(name string) (*Prompt, bool) {
+	for _, p := range c.Prompts {
+		if p.Name == name {
+			return p, true
+		}
+	}
+	return nil, false
 }
 
-// AllowsResource says whether a pattern of the contract matches this URI.
-func (c *Contract) AllowsResource(uri string) bool {
-	return slices.ContainsFunc(c.Resources, func(r Resource) bool { return r.Matches(uri) })
+// Resource returns the first pattern that matches this URI: the order in which a
+// contract lists them decides.
+func (c *Contract) Resource(uri string) (*Resource, bool) {
+	for _, r := range c.Resources {
+		if r.Matches(uri) {
+			return r, true
+		}
+	}
+	return nil, false
+}
+
+// Terms returns what the contract says about something that is called by this
+// name, which is a URI for a resource. Nothing is allowed that has no terms.
+func (c *Contract) Terms(k Kind, name string) (*Terms, bool) {
+	switch k {
+	case KindTool:
+		if t, ok := c.Tool(name); ok {
+			return &t.Terms, true
+		}
+	case KindResource:
+		if r, ok := c.Resource(name); ok {
+			return &r.Terms, true
+		}
+	case KindPrompt:
+		if p, ok := c.Prompt(name); ok {
+			return &p.Terms, true
+		}
+	}
+	return nil, false
 }
 
 // Pins says whether the contract accepts a definition of this digest.
-func (t *Tool) Pins(digest string) bool {
+func (t *Terms) Pins(digest string) bool {
 	return t.Definition == DefinitionAny || t.Definition == digest
 }
 

@@ -13,11 +13,11 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 )
 
-// Check says whether the tool's rule holds. A tool without a rule always passes.
+// Check says whether the rule holds. What has no rule always passes.
 // It is false with a short reason when the rule is false, when something that
 // it reads is missing or of another type, and when it costs too much. The
 // reason names members, never values.
-func (t *Tool) Check(v Vars) (ok bool, detail string) {
+func (t *Terms) Check(v Vars) (ok bool, detail string) {
 	if t.when == nil {
 		return true, ""
 	}

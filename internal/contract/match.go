@@ -9,34 +9,34 @@ import (
 var uriScheme = regexp.MustCompile(`^[a-z][a-z0-9+.-]*:`)
 
 // newResource reads a pattern. Its second result is the broken rule, or empty.
-func newResource(pattern string) (Resource, string) {
+func newResource(pattern string) (*Resource, string) {
 	scheme := uriScheme.FindString(pattern)
 	switch {
 	case scheme == "":
-		return Resource{}, "must be a URI with its scheme in lower case"
+		return nil, "must be a URI with its scheme in lower case"
 	case strings.Contains(pattern, " "):
-		return Resource{}, "must not have a space"
+		return nil, "must not have a space"
 	case !strings.Contains(pattern, "*"):
-		return Resource{URI: pattern}, ""
+		return &Resource{URI: pattern}, ""
 	}
 	rest := pattern[len(scheme):]
 	if authority, ok := strings.CutPrefix(rest, "//"); ok {
 		host, _, _ := strings.Cut(authority, "/")
 		if strings.Contains(host, "*") {
-			return Resource{}, "must not have a wildcard in its authority"
+			return nil, "must not have a wildcard in its authority"
 		}
 	}
 	segments := strings.Split(pattern, "/")
 	for i, s := range segments {
 		switch {
 		case s == "**" && i < len(segments)-1:
-			return Resource{}, "** may only be the last segment"
+			return nil, "** may only be the last segment"
 		case s == "**":
 		case strings.Count(s, "*") > 1:
-			return Resource{}, "a segment may have one *, or be ** at the end"
+			return nil, "a segment may have one *, or be ** at the end"
 		}
 	}
-	return Resource{URI: pattern, segments: segments}, ""
+	return &Resource{URI: pattern, segments: segments}, ""
 }
 
 // Matches says whether the pattern covers a URI. Without wildcards they must be
@@ -44,7 +44,7 @@ func newResource(pattern string) (Resource, string) {
 // ** for one or more whole segments at the end. A URI that another reader might
 // take to lead out of its place (dot segments, encoded separators, backslashes,
 // controls, lookalikes) is matched by no pattern with a wildcard.
-func (r Resource) Matches(uri string) bool {
+func (r *Resource) Matches(uri string) bool {
 	if r.segments == nil {
 		return uri == r.URI
 	}

@@ -72,6 +72,7 @@ func TestParseCalendar(t *testing.T) {
 	c := mustParse(t, calendar)
 	got := *c
 	got.Tools, got.tools, got.ID, got.Canonical, got.Resources = nil, nil, "", nil, nil
+	reading := Terms{Definition: DefinitionAny, Effect: EffectRead, Consent: ConsentNone, Retry: Retry{Max: 2}, Timeout: 30 * time.Second}
 	want := Contract{
 		Server: "calendar", Transport: TransportHTTP,
 		Versions: []string{"2026-07-28", "2025-11-25"}, DowngradeForbidden: true,
@@ -81,7 +82,7 @@ func TestParseCalendar(t *testing.T) {
 		Limits: Limits{Timeout: 30 * time.Second, Ceiling: 5 * time.Minute, RequestBytes: 65536, ResultBytes: 1048576,
 			CallsPerSession: 200, DefinitionAge: DefinitionAge{Write: time.Minute, Read: 15 * time.Minute}},
 		Record:  RecordBeforeAnswer,
-		Prompts: []Prompt{{Name: "weekly_summary"}},
+		Prompts: []*Prompt{{Name: "weekly_summary", Terms: reading}},
 		Reverse: Reverse{ElicitationForm: true, ElicitationURL: []string{"https://calendar.example"}, Roots: []string{}, Logging: "warning"},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -104,9 +105,46 @@ func TestParseCalendar(t *testing.T) {
 		t.Errorf("get_availability: %+v", read)
 	}
 	if !c.AllowsMethod("resources/read") || c.AllowsMethod("prompts/get") || !c.AllowsVersion("2025-11-25") ||
-		c.AllowsVersion("2024-11-05") || !c.AllowsPrompt("weekly_summary") || c.AllowsPrompt("x") ||
-		!c.AllowsResource("calendar://availability/today") || c.AllowsResource("calendar://events/1") {
+		c.AllowsVersion("2024-11-05") {
 		t.Error("an Allows function is wrong")
+	}
+	for _, tt := range []struct {
+		kind Kind
+		name string
+		want bool
+	}{
+		{KindPrompt, "weekly_summary", true}, {KindPrompt, "x", false}, {KindPrompt, "find_draft", false},
+		{KindResource, "calendar://availability/today", true}, {KindResource, "calendar://events/1", false},
+		{KindResource, "weekly_summary", false}, {KindTool, "find_draft", true}, {KindTool, "weekly_summary", false}, {"", "find_draft", false},
+	} {
+		if got, ok := c.Terms(tt.kind, tt.name); ok != tt.want || ok && tt.kind != KindTool && !reflect.DeepEqual(*got, reading) {
+			t.Errorf("%s %s: %+v, %v", tt.kind, tt.name, got, ok)
+		}
+	}
+}
+
+// The first pattern that matches counts, so that an exception stands above its rule.
+func TestTermsOfReads(t *testing.T) {
+	t.Parallel()
+	c := mustParse(t, least+`limits: {timeout: 7s}
+resources:
+  - {uri: "a://b/secret/**", consent: call, subjects: {groups: [staff]}}
+  - {uri: "a://b/**", consent: session}
+prompts: [{name: p, definition: "`+digestA+`", consent: call, subjects: {projects: [x]}}, {name: "q r"}]
+`)
+	secret, _ := c.Terms(KindResource, "a://b/secret/x")
+	other, _ := c.Terms(KindResource, "a://b/c")
+	p, _ := c.Terms(KindPrompt, "p")
+	q, ok := c.Terms(KindPrompt, "q r")
+	if secret.Consent != ConsentCall || !slices.Equal(secret.Subjects.Groups, []string{"staff"}) || other.Consent != ConsentSession ||
+		len(other.Subjects.Groups) > 0 || other.Timeout != 7*time.Second || !other.Pins("") {
+		t.Errorf("%+v, %+v", secret, other)
+	}
+	if p.Consent != ConsentCall || !p.Pins(digestA) || p.Pins("") || p.Effect != EffectRead || !ok || q.Consent != ConsentNone {
+		t.Errorf("%+v, %+v", p, q)
+	}
+	if _, ok := c.Terms(KindResource, "a://b/secret/../c"); ok {
+		t.Error("a traversal matches")
 	}
 }
 
@@ -332,6 +370,12 @@ func TestViolations(t *testing.T) {
 		{"resource as a string", least + "resources: ['a://b']\n", at("resources[0]"), "must be an object"},
 		{"prompt twice", least + "prompts: [{name: a}, {name: a}]\n", at("prompts[1].name"), "twice"},
 		{"prompt without name", least + "prompts: [{}]\n", at("prompts[0].name"), "is required"},
+		{"resource twice", least + "resources: [{uri: 'a://b'}, {uri: 'a://b'}]\n", at("resources[1].uri"), "twice"},
+		{"resource with a definition", least + "resources: [{uri: 'a://b', definition: any}]\n", at("resources[0].definition"), "unknown here"},
+		{"resource consent", least + "resources: [{uri: 'a://b', consent: often}]\n", at("resources[0].consent"), "none, session, call"},
+		{"resource subjects", least + "resources: [{uri: 'a://b', subjects: {}}]\n", at("resources[0].subjects"), "must name groups"},
+		{"prompt definition", least + "prompts: [{name: a, definition: one}]\n", at("prompts[0].definition"), "64 lower-case"},
+		{"prompt effect", least + "prompts: [{name: a, effect: read}]\n", at("prompts[0].effect"), "unknown here"},
 		{"elicitation", least + "reverse: {elicitation: true}\n", at("reverse.elicitation"), "not a boolean"},
 		{"elicitation form", least + "reverse: {elicitation: {form: 1}}\n", at("reverse.elicitation.form"), "not a number"},
 		{"elicitation url with path", least + "reverse: {elicitation: {url: ['https://a.example/x']}}\n", at("reverse.elicitation.url[0]"), "without a slash"},

@@ -61,7 +61,7 @@ func (r *reader) tool(c *Contract, path string, v any) (*Tool, bool) {
 	if !ok {
 		return nil, false
 	}
-	t := &Tool{Timeout: c.Limits.Timeout}
+	t := &Tool{Terms: Terms{Timeout: c.Limits.Timeout}}
 	named := false
 	if v, path, ok := o.need("name"); ok {
 		if s, ok := v.(string); ok && strings.ContainsRune(s, ' ') {
@@ -71,19 +71,14 @@ func (r *reader) tool(c *Contract, path string, v any) (*Tool, bool) {
 		}
 	}
 	if v, path, ok := o.need("definition"); ok {
-		t.Definition, _ = v.(string)
-		if t.Definition != DefinitionAny && !definitionForm.MatchString(t.Definition) {
-			r.fail(path, "must be %s and 64 lower-case hexadecimal digits, or \"any\" to accept every definition", definitionPrefix)
-		}
+		t.Definition = r.definition(path, v)
 	}
 	if v, path, ok := o.need("effect"); ok {
 		w, _ := r.word(path, v, "read", "write", "destructive")
 		t.Effect = Effect(w)
 	}
-	r.consent(t, o)
-	if v, path, ok := o.get("subjects"); ok {
-		r.subjects(t, path, v)
-	}
+	r.consent(&t.Terms, o)
+	r.subjects(&t.Terms, o)
 	o.duration("timeout", &t.Timeout, minDuration, maxTimeout)
 	if _, path, given := o.get("timeout"); given && t.Timeout > c.Limits.Ceiling {
 		r.fail(path, "must not exceed limits.ceiling (%s)", short(c.Limits.Ceiling))
@@ -104,7 +99,15 @@ func (r *reader) tool(c *Contract, path string, v any) (*Tool, bool) {
 	return t, named
 }
 
-func (r *reader) consent(t *Tool, o object) {
+func (r *reader) definition(path string, v any) string {
+	s, _ := v.(string)
+	if s != DefinitionAny && !definitionForm.MatchString(s) {
+		r.fail(path, "must be %s and 64 lower-case hexadecimal digits, or \"any\" to accept every definition", definitionPrefix)
+	}
+	return s
+}
+
+func (r *reader) consent(t *Terms, o object) {
 	t.Consent = ConsentCall
 	if t.Effect == EffectRead {
 		t.Consent = ConsentNone
@@ -123,7 +126,11 @@ func (r *reader) consent(t *Tool, o object) {
 	}
 }
 
-func (r *reader) subjects(t *Tool, path string, v any) {
+func (r *reader) subjects(t *Terms, top object) {
+	v, path, ok := top.get("subjects")
+	if !ok {
+		return
+	}
 	o, ok := r.object(path, v, "groups", "users", "projects")
 	if !ok {
 		return

@@ -305,8 +305,12 @@ const (
 // The kinds of definition that List knows.
 const (
 	KindTool             = "tool"
+	KindResource         = "resource"
 	KindResourceTemplate = "resource_template"
 	KindPrompt           = "prompt"
+	// KindDeclaration lists nothing: it asks only what the server declares, for
+	// which a connection is enough.
+	KindDeclaration = "declaration"
 )
 
 // Listing is everything a server offers of one kind, as raw bytes.

@@ -87,7 +87,7 @@ func (c *conn) learn(caps, info []byte) {
 }
 
 // capabilityOf names the server capability behind each kind of definition.
-var capabilityOf = map[string]string{KindTool: "tools", KindResourceTemplate: "resources", KindPrompt: "prompts"}
+var capabilityOf = map[string]string{KindTool: "tools", KindResource: "resources", KindResourceTemplate: "resources", KindPrompt: "prompts"}
 
 // over reports whether the connection ended.
 func (c *conn) over() bool {

@@ -16,8 +16,10 @@ import (
 // lists maps kinds to the method that lists them and the member that holds them.
 var lists = map[string]struct{ method, field string }{
 	KindTool:             {string(mcp.MethodToolsList), "tools"},
+	KindResource:         {string(mcp.MethodResourcesList), "resources"},
 	KindResourceTemplate: {string(mcp.MethodResourcesTemplatesList), "resourceTemplates"},
 	KindPrompt:           {string(mcp.MethodPromptsList), "prompts"},
+	KindDeclaration:      {},
 }
 
 // list reads all pages of one kind.
@@ -26,7 +28,7 @@ func (c *conn) list(ctx context.Context, kind string) (Listing, error) {
 		Items: []json.RawMessage{}, Scope: "private", ProtocolVersion: c.version, Era: c.era,
 		Capabilities: c.caps, ServerInfo: c.info, ListChanged: c.announced[kind],
 	}
-	declared := member(c.caps, capabilityOf[kind]) != nil
+	declared := kind != KindDeclaration && member(c.caps, capabilityOf[kind]) != nil
 	if !declared && kind != KindTool {
 		return out, nil
 	}

@@ -30,6 +30,8 @@ type Call_Kind int32
 const (
 	Call_KIND_UNSPECIFIED Call_Kind = 0
 	Call_TOOL             Call_Kind = 1
+	Call_RESOURCE         Call_Kind = 2
+	Call_PROMPT           Call_Kind = 3
 )
 
 // Enum value maps for Call_Kind.
@@ -37,10 +39,14 @@ var (
 	Call_Kind_name = map[int32]string{
 		0: "KIND_UNSPECIFIED",
 		1: "TOOL",
+		2: "RESOURCE",
+		3: "PROMPT",
 	}
 	Call_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED": 0,
 		"TOOL":             1,
+		"RESOURCE":         2,
+		"PROMPT":           3,
 	}
 )
 
@@ -312,7 +318,7 @@ func (Call_Error_Layer) EnumDescriptor() ([]byte, []int) {
 	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{0, 3, 0}
 }
 
-// Call is one tool call, durable, with its state, attempts and history.
+// Call is one tool call, resource read or prompt get, durable, with its state, attempts and history.
 type Call struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	CallId    string                 `protobuf:"bytes,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
@@ -322,7 +328,7 @@ type Call struct {
 	// The server's name.
 	Server string    `protobuf:"bytes,4,opt,name=server,proto3" json:"server,omitempty"`
 	Kind   Call_Kind `protobuf:"varint,5,opt,name=kind,proto3,enum=bulkhead.v1.Call_Kind" json:"kind,omitempty"`
-	// The tool's name.
+	// The name of the tool or prompt, or the resource's URI.
 	Name   string      `protobuf:"bytes,6,opt,name=name,proto3" json:"name,omitempty"`
 	Effect Tool_Effect `protobuf:"varint,7,opt,name=effect,proto3,enum=bulkhead.v1.Tool_Effect" json:"effect,omitempty"`
 	// Exactly the arguments that were decided on, shown and sent.
@@ -565,15 +571,21 @@ type CreateCallRequest struct {
 	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// Name or id of a server of the session.
 	Server string `protobuf:"bytes,2,opt,name=server,proto3" json:"server,omitempty"`
-	// The tool's name as the server has it.
+	// The tool's name as the server has it. Exactly one of tool, resource and prompt
+	// is given.
 	Tool string `protobuf:"bytes,3,opt,name=tool,proto3" json:"tool,omitempty"`
-	// An object. Absent: {}.
+	// An object; of a prompt all values are strings, and a resource takes none.
+	// Absent: {}.
 	Arguments *Json `protobuf:"bytes,4,opt,name=arguments,proto3" json:"arguments,omitempty"`
 	// Unique for the user, whatever the session; minted when empty. The same
 	// request again gives the first call, another body is ALREADY_EXISTS.
 	RequestId string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// From 0s to 60s. Absent: 10s.
-	Wait          *durationpb.Duration `protobuf:"bytes,6,opt,name=wait,proto3" json:"wait,omitempty"`
+	Wait *durationpb.Duration `protobuf:"bytes,6,opt,name=wait,proto3" json:"wait,omitempty"`
+	// The URI of a resource to read.
+	Resource string `protobuf:"bytes,7,opt,name=resource,proto3" json:"resource,omitempty"`
+	// The name of a prompt to get, as the server has it.
+	Prompt        string `protobuf:"bytes,8,opt,name=prompt,proto3" json:"prompt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -650,6 +662,20 @@ func (x *CreateCallRequest) GetWait() *durationpb.Duration {
 	return nil
 }
 
+func (x *CreateCallRequest) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *CreateCallRequest) GetPrompt() string {
+	if x != nil {
+		return x.Prompt
+	}
+	return ""
+}
+
 type GetCallRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	CallId string                 `protobuf:"bytes,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
@@ -720,7 +746,9 @@ type ListCallsRequest struct {
 	PageSize  int32  `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	PageToken string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	// Absent: every state.
-	State         Call_State `protobuf:"varint,4,opt,name=state,proto3,enum=bulkhead.v1.Call_State" json:"state,omitempty"`
+	State Call_State `protobuf:"varint,4,opt,name=state,proto3,enum=bulkhead.v1.Call_State" json:"state,omitempty"`
+	// Absent: every kind.
+	Kind          Call_Kind `protobuf:"varint,5,opt,name=kind,proto3,enum=bulkhead.v1.Call_Kind" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -781,6 +809,13 @@ func (x *ListCallsRequest) GetState() Call_State {
 		return x.State
 	}
 	return Call_STATE_UNSPECIFIED
+}
+
+func (x *ListCallsRequest) GetKind() Call_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return Call_KIND_UNSPECIFIED
 }
 
 type ListCallsResponse struct {
@@ -1187,8 +1222,11 @@ type Call_Source struct {
 	DefinitionDigest string                 `protobuf:"bytes,4,opt,name=definition_digest,json=definitionDigest,proto3" json:"definition_digest,omitempty"`
 	Untrusted        bool                   `protobuf:"varint,5,opt,name=untrusted,proto3" json:"untrusted,omitempty"`
 	Findings         []*Finding             `protobuf:"bytes,6,rep,name=findings,proto3" json:"findings,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Instead of tool: the URI that was read, or the prompt's name.
+	Resource      string `protobuf:"bytes,7,opt,name=resource,proto3" json:"resource,omitempty"`
+	Prompt        string `protobuf:"bytes,8,opt,name=prompt,proto3" json:"prompt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Call_Source) Reset() {
@@ -1263,11 +1301,25 @@ func (x *Call_Source) GetFindings() []*Finding {
 	return nil
 }
 
+func (x *Call_Source) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *Call_Source) GetPrompt() string {
+	if x != nil {
+		return x.Prompt
+	}
+	return ""
+}
+
 var File_bulkhead_v1_call_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1ebulkhead/v1/call_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe6\x13\n" +
+	"\x1ebulkhead/v1/call_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb4\x14\n" +
 	"\x04Call\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\tR\x06callId\x12\x1d\n" +
 	"\n" +
@@ -1337,17 +1389,22 @@ const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"\tTRANSPORT\x10\x03\x12\n" +
 	"\n" +
 	"\x06SERVER\x10\x04\x12\b\n" +
-	"\x04HOST\x10\x05\x1a\xc9\x01\n" +
+	"\x04HOST\x10\x05\x1a\xfd\x01\n" +
 	"\x06Source\x12\x16\n" +
 	"\x06server\x18\x01 \x01(\tR\x06server\x12\x16\n" +
 	"\x06origin\x18\x02 \x01(\tR\x06origin\x12\x12\n" +
 	"\x04tool\x18\x03 \x01(\tR\x04tool\x12+\n" +
 	"\x11definition_digest\x18\x04 \x01(\tR\x10definitionDigest\x12\x1c\n" +
 	"\tuntrusted\x18\x05 \x01(\bR\tuntrusted\x120\n" +
-	"\bfindings\x18\x06 \x03(\v2\x14.bulkhead.v1.FindingR\bfindings\"&\n" +
+	"\bfindings\x18\x06 \x03(\v2\x14.bulkhead.v1.FindingR\bfindings\x12\x1a\n" +
+	"\bresource\x18\a \x01(\tR\bresource\x12\x16\n" +
+	"\x06prompt\x18\b \x01(\tR\x06prompt\"@\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\b\n" +
-	"\x04TOOL\x10\x01\"\xba\x01\n" +
+	"\x04TOOL\x10\x01\x12\f\n" +
+	"\bRESOURCE\x10\x02\x12\n" +
+	"\n" +
+	"\x06PROMPT\x10\x03\"\xba\x01\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\n" +
 	"\n" +
@@ -1365,21 +1422,22 @@ const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"\x14RECORDED_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aDURABLE\x10\x01\x12\n" +
 	"\n" +
-	"\x06QUEUED\x10\x02\"\xef\x02\n" +
+	"\x06QUEUED\x10\x02\"\xb5\x03\n" +
 	"\x11CreateCallRequest\x12B\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\x12R\n" +
-	"\x06server\x18\x02 \x01(\tB:\xbaH7r523^([a-z][a-z0-9-]{0,62}|srv_[0-9a-hjkmnp-tv-z]{26})$R\x06server\x12\x1e\n" +
-	"\x04tool\x18\x03 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\x04tool\x12/\n" +
+	"\x06server\x18\x02 \x01(\tB:\xbaH7r523^([a-z][a-z0-9-]{0,62}|srv_[0-9a-hjkmnp-tv-z]{26})$R\x06server\x12\x1c\n" +
+	"\x04tool\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x04tool\x12/\n" +
 	"\targuments\x18\x04 \x01(\v2\x11.bulkhead.v1.JsonR\targuments\x124\n" +
 	"\n" +
 	"request_id\x18\x05 \x01(\tB\x15\xbaH\x12r\x102\x0e^[!-~]{0,128}$R\trequestId\x12;\n" +
-	"\x04wait\x18\x06 \x01(\v2\x19.google.protobuf.DurationB\f\xbaH\t\xaa\x01\x06\"\x02\b<2\x00R\x04wait\"\xbc\x01\n" +
+	"\x04wait\x18\x06 \x01(\v2\x19.google.protobuf.DurationB\f\xbaH\t\xaa\x01\x06\"\x02\b<2\x00R\x04wait\x12$\n" +
+	"\bresource\x18\a \x01(\tB\b\xbaH\x05r\x03(\x80\x10R\bresource\x12 \n" +
+	"\x06prompt\x18\b \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x06prompt\"\xbc\x01\n" +
 	"\x0eGetCallRequest\x12=\n" +
 	"\acall_id\x18\x01 \x01(\tB$\xbaH!r\x1f2\x1d^call_[0-9a-hjkmnp-tv-z]{26}$R\x06callId\x12;\n" +
 	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\f\xbaH\t\xaa\x01\x06\"\x02\b<2\x00R\x04wait\x12.\n" +
-	"\x0eafter_revision\x18\x03 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\rafterRevision\"\xe1\x01\n" +
+	"\x0eafter_revision\x18\x03 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\rafterRevision\"\x97\x02\n" +
 	"\x10ListCallsRequest\x12B\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\x12'\n" +
@@ -1387,7 +1445,8 @@ const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"\xbaH\a\x1a\x05\x18\xc8\x01(\x00R\bpageSize\x12'\n" +
 	"\n" +
 	"page_token\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\bR\tpageToken\x127\n" +
-	"\x05state\x18\x04 \x01(\x0e2\x17.bulkhead.v1.Call.StateB\b\xbaH\x05\x82\x01\x02\x10\x01R\x05state\"d\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x17.bulkhead.v1.Call.StateB\b\xbaH\x05\x82\x01\x02\x10\x01R\x05state\x124\n" +
+	"\x04kind\x18\x05 \x01(\x0e2\x16.bulkhead.v1.Call.KindB\b\xbaH\x05\x82\x01\x02\x10\x01R\x04kind\"d\n" +
 	"\x11ListCallsResponse\x12'\n" +
 	"\x05calls\x18\x01 \x03(\v2\x11.bulkhead.v1.CallR\x05calls\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"R\n" +
@@ -1459,31 +1518,32 @@ var file_bulkhead_v1_call_service_proto_depIdxs = []int32{
 	20, // 16: bulkhead.v1.CreateCallRequest.wait:type_name -> google.protobuf.Duration
 	20, // 17: bulkhead.v1.GetCallRequest.wait:type_name -> google.protobuf.Duration
 	1,  // 18: bulkhead.v1.ListCallsRequest.state:type_name -> bulkhead.v1.Call.State
-	5,  // 19: bulkhead.v1.ListCallsResponse.calls:type_name -> bulkhead.v1.Call
-	19, // 20: bulkhead.v1.Call.Question.expire_time:type_name -> google.protobuf.Timestamp
-	3,  // 21: bulkhead.v1.Call.Attempt.phase:type_name -> bulkhead.v1.Call.Attempt.Phase
-	19, // 22: bulkhead.v1.Call.Attempt.start_time:type_name -> google.protobuf.Timestamp
-	19, // 23: bulkhead.v1.Call.Attempt.end_time:type_name -> google.protobuf.Timestamp
-	20, // 24: bulkhead.v1.Call.Timings.negotiation:type_name -> google.protobuf.Duration
-	20, // 25: bulkhead.v1.Call.Timings.discovery:type_name -> google.protobuf.Duration
-	20, // 26: bulkhead.v1.Call.Timings.decision:type_name -> google.protobuf.Duration
-	20, // 27: bulkhead.v1.Call.Timings.execution:type_name -> google.protobuf.Duration
-	4,  // 28: bulkhead.v1.Call.Error.layer:type_name -> bulkhead.v1.Call.Error.Layer
-	17, // 29: bulkhead.v1.Call.Error.data:type_name -> bulkhead.v1.Json
-	21, // 30: bulkhead.v1.Call.Source.findings:type_name -> bulkhead.v1.Finding
-	6,  // 31: bulkhead.v1.CallService.CreateCall:input_type -> bulkhead.v1.CreateCallRequest
-	7,  // 32: bulkhead.v1.CallService.GetCall:input_type -> bulkhead.v1.GetCallRequest
-	8,  // 33: bulkhead.v1.CallService.ListCalls:input_type -> bulkhead.v1.ListCallsRequest
-	10, // 34: bulkhead.v1.CallService.CancelCall:input_type -> bulkhead.v1.CancelCallRequest
-	5,  // 35: bulkhead.v1.CallService.CreateCall:output_type -> bulkhead.v1.Call
-	5,  // 36: bulkhead.v1.CallService.GetCall:output_type -> bulkhead.v1.Call
-	9,  // 37: bulkhead.v1.CallService.ListCalls:output_type -> bulkhead.v1.ListCallsResponse
-	5,  // 38: bulkhead.v1.CallService.CancelCall:output_type -> bulkhead.v1.Call
-	35, // [35:39] is the sub-list for method output_type
-	31, // [31:35] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	0,  // 19: bulkhead.v1.ListCallsRequest.kind:type_name -> bulkhead.v1.Call.Kind
+	5,  // 20: bulkhead.v1.ListCallsResponse.calls:type_name -> bulkhead.v1.Call
+	19, // 21: bulkhead.v1.Call.Question.expire_time:type_name -> google.protobuf.Timestamp
+	3,  // 22: bulkhead.v1.Call.Attempt.phase:type_name -> bulkhead.v1.Call.Attempt.Phase
+	19, // 23: bulkhead.v1.Call.Attempt.start_time:type_name -> google.protobuf.Timestamp
+	19, // 24: bulkhead.v1.Call.Attempt.end_time:type_name -> google.protobuf.Timestamp
+	20, // 25: bulkhead.v1.Call.Timings.negotiation:type_name -> google.protobuf.Duration
+	20, // 26: bulkhead.v1.Call.Timings.discovery:type_name -> google.protobuf.Duration
+	20, // 27: bulkhead.v1.Call.Timings.decision:type_name -> google.protobuf.Duration
+	20, // 28: bulkhead.v1.Call.Timings.execution:type_name -> google.protobuf.Duration
+	4,  // 29: bulkhead.v1.Call.Error.layer:type_name -> bulkhead.v1.Call.Error.Layer
+	17, // 30: bulkhead.v1.Call.Error.data:type_name -> bulkhead.v1.Json
+	21, // 31: bulkhead.v1.Call.Source.findings:type_name -> bulkhead.v1.Finding
+	6,  // 32: bulkhead.v1.CallService.CreateCall:input_type -> bulkhead.v1.CreateCallRequest
+	7,  // 33: bulkhead.v1.CallService.GetCall:input_type -> bulkhead.v1.GetCallRequest
+	8,  // 34: bulkhead.v1.CallService.ListCalls:input_type -> bulkhead.v1.ListCallsRequest
+	10, // 35: bulkhead.v1.CallService.CancelCall:input_type -> bulkhead.v1.CancelCallRequest
+	5,  // 36: bulkhead.v1.CallService.CreateCall:output_type -> bulkhead.v1.Call
+	5,  // 37: bulkhead.v1.CallService.GetCall:output_type -> bulkhead.v1.Call
+	9,  // 38: bulkhead.v1.CallService.ListCalls:output_type -> bulkhead.v1.ListCallsResponse
+	5,  // 39: bulkhead.v1.CallService.CancelCall:output_type -> bulkhead.v1.Call
+	36, // [36:40] is the sub-list for method output_type
+	32, // [32:36] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_bulkhead_v1_call_service_proto_init() }

@@ -165,10 +165,13 @@ type Consent struct {
 	// By which way: an approver's key, the user's own token …
 	How string `protobuf:"bytes,18,opt,name=how,proto3" json:"how,omitempty"`
 	// The decider's words.
-	Reason        string                 `protobuf:"bytes,19,opt,name=reason,proto3" json:"reason,omitempty"`
-	CreateTime    *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	ExpireTime    *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
-	DecideTime    *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=decide_time,json=decideTime,proto3" json:"decide_time,omitempty"`
+	Reason     string                 `protobuf:"bytes,19,opt,name=reason,proto3" json:"reason,omitempty"`
+	CreateTime *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	DecideTime *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=decide_time,json=decideTime,proto3" json:"decide_time,omitempty"`
+	// Instead of tool: the URI that would be read, or the prompt's name.
+	Resource      string `protobuf:"bytes,23,opt,name=resource,proto3" json:"resource,omitempty"`
+	Prompt        string `protobuf:"bytes,24,opt,name=prompt,proto3" json:"prompt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -355,6 +358,20 @@ func (x *Consent) GetDecideTime() *timestamppb.Timestamp {
 		return x.DecideTime
 	}
 	return nil
+}
+
+func (x *Consent) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *Consent) GetPrompt() string {
+	if x != nil {
+		return x.Prompt
+	}
+	return ""
 }
 
 type ListConsentsRequest struct {
@@ -587,7 +604,7 @@ var File_bulkhead_v1_consent_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_consent_service_proto_rawDesc = "" +
 	"\n" +
-	"!bulkhead/v1/consent_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb0\a\n" +
+	"!bulkhead/v1/consent_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe4\a\n" +
 	"\aConsent\x12\x1d\n" +
 	"\n" +
 	"consent_id\x18\x01 \x01(\tR\tconsentId\x120\n" +
@@ -618,7 +635,9 @@ const file_bulkhead_v1_consent_service_proto_rawDesc = "" +
 	"\vexpire_time\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"expireTime\x12;\n" +
 	"\vdecide_time\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"decideTime\"j\n" +
+	"decideTime\x12\x1a\n" +
+	"\bresource\x18\x17 \x01(\tR\bresource\x12\x16\n" +
+	"\x06prompt\x18\x18 \x01(\tR\x06prompt\"j\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aPENDING\x10\x01\x12\f\n" +

@@ -539,9 +539,13 @@ type CheckContractRequest struct {
 	//	*CheckContractRequest_Contract
 	Source  isCheckContractRequest_Source `protobuf_oneof:"source"`
 	Subject *CheckContractRequest_Subject `protobuf:"bytes,5,opt,name=subject,proto3" json:"subject,omitempty"`
-	Tool    string                        `protobuf:"bytes,6,opt,name=tool,proto3" json:"tool,omitempty"`
+	// Exactly one of tool, resource and prompt is given.
+	Tool string `protobuf:"bytes,6,opt,name=tool,proto3" json:"tool,omitempty"`
 	// Absent: {}.
-	Arguments     *Json `protobuf:"bytes,7,opt,name=arguments,proto3" json:"arguments,omitempty"`
+	Arguments *Json `protobuf:"bytes,7,opt,name=arguments,proto3" json:"arguments,omitempty"`
+	// The URI of a resource.
+	Resource      string `protobuf:"bytes,8,opt,name=resource,proto3" json:"resource,omitempty"`
+	Prompt        string `protobuf:"bytes,9,opt,name=prompt,proto3" json:"prompt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -636,6 +640,20 @@ func (x *CheckContractRequest) GetArguments() *Json {
 		return x.Arguments
 	}
 	return nil
+}
+
+func (x *CheckContractRequest) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *CheckContractRequest) GetPrompt() string {
+	if x != nil {
+		return x.Prompt
+	}
+	return ""
 }
 
 type isCheckContractRequest_Source interface {
@@ -844,16 +862,17 @@ const file_bulkhead_v1_contract_service_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x92\x01\n" +
 	"\x17ActivateContractRequest\x12R\n" +
 	"\x06server\x18\x01 \x01(\tB:\xbaH7r523^([a-z][a-z0-9-]{0,62}|srv_[0-9a-hjkmnp-tv-z]{26})$R\x06server\x12#\n" +
-	"\brevision\x18\x02 \x01(\x05B\a\xbaH\x04\x1a\x02(\x01R\brevision\"\xfd\x03\n" +
+	"\brevision\x18\x02 \x01(\x05B\a\xbaH\x04\x1a\x02(\x01R\brevision\"\xc3\x04\n" +
 	"\x14CheckContractRequest\x12R\n" +
 	"\x06server\x18\x01 \x01(\tB:\xbaH7r523^([a-z][a-z0-9-]{0,62}|srv_[0-9a-hjkmnp-tv-z]{26})$R\x06server\x12%\n" +
 	"\brevision\x18\x02 \x01(\x05B\a\xbaH\x04\x1a\x02(\x01H\x00R\brevision\x12!\n" +
 	"\x04yaml\x18\x03 \x01(\tB\v\xbaH\br\x06\x10\x01(\x80\x80\x10H\x00R\x04yaml\x12/\n" +
 	"\bcontract\x18\x04 \x01(\v2\x11.bulkhead.v1.JsonH\x00R\bcontract\x12C\n" +
-	"\asubject\x18\x05 \x01(\v2).bulkhead.v1.CheckContractRequest.SubjectR\asubject\x12\x1e\n" +
-	"\x04tool\x18\x06 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\x04tool\x12/\n" +
-	"\targuments\x18\a \x01(\v2\x11.bulkhead.v1.JsonR\targuments\x1av\n" +
+	"\asubject\x18\x05 \x01(\v2).bulkhead.v1.CheckContractRequest.SubjectR\asubject\x12\x1c\n" +
+	"\x04tool\x18\x06 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x04tool\x12/\n" +
+	"\targuments\x18\a \x01(\v2\x11.bulkhead.v1.JsonR\targuments\x12$\n" +
+	"\bresource\x18\b \x01(\tB\b\xbaH\x05r\x03(\x80\x10R\bresource\x12 \n" +
+	"\x06prompt\x18\t \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x06prompt\x1av\n" +
 	"\aSubject\x12\x1c\n" +
 	"\x04user\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x04user\x12)\n" +
 	"\x06groups\x18\x02 \x03(\tB\x11\xbaH\x0e\x92\x01\v\x10d\"\ar\x05\x10\x01\x18\x80\x02R\x06groups\x12\"\n" +
