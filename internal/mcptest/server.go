@@ -44,11 +44,13 @@ type Server struct {
 	http    *httptest.Server
 	version string
 	closing chan struct{}
+	sse     bool
 
 	mu      sync.Mutex
 	scripts map[string][]Answer
 	seen    []*Request
 	caps    string
+	stream  chan string // of HTTP+SSE
 }
 
 // New starts a server that speaks one version, Modern or Legacy, and stops it with
@@ -158,6 +160,9 @@ func (s *Server) answer(r *Request) Answer {
 		return script[0]
 	case len(script) == 1:
 		return script[0]
+	}
+	if s.sse {
+		return s.Streamed(s.plain(key))
 	}
 	return s.plain(key)
 }

@@ -31,6 +31,7 @@ type Key struct {
 // The transports of a Target.
 const (
 	TransportHTTP  = "HTTP"
+	TransportSSE   = "SSE"
 	TransportStdio = "STDIO"
 )
 
@@ -45,9 +46,9 @@ const (
 type Target struct {
 	// ServerName is the tenant's name for the server, for errors and logs.
 	ServerName string
-	// Transport is TransportHTTP or TransportStdio.
+	// Transport is TransportHTTP, TransportSSE or TransportStdio.
 	Transport string
-	// URL is the MCP endpoint, for HTTP.
+	// URL is the MCP endpoint, for HTTP, and the event stream, for SSE.
 	URL string
 	// Runtime is the name of a declared command, for stdio.
 	Runtime string

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"strconv"
+
+	"github.com/mark3labs/mcp-go/mcp"
 )
 
 var errEnvelope = errors.New("not a JSON-RPC 2.0 message")
@@ -74,6 +76,19 @@ func parseBatch(data []byte, most int) ([]message, error) {
 		return nil, err
 	}
 	return all, s.end()
+}
+
+// takesBatches reports whether a server that speaks this version may send arrays
+// of messages.
+func takesBatches(version string) bool { return version == mcp.ProtocolVersion20250326 }
+
+// parseMessages is parseMessage for what may be a batch where batches are allowed.
+func parseMessages(data []byte, batches bool) ([]message, error) {
+	if data = bytes.TrimSpace(data); batches && len(data) > 0 && data[0] == '[' {
+		return parseBatch(data, batchMessages)
+	}
+	m, err := parseMessage(data)
+	return []message{m}, err
 }
 
 const (

@@ -31,6 +31,9 @@ type httpWire struct {
 	count    *counters
 	tasks    *tasks
 	changed  func(kind string)
+	// oneWay is set where answers do not come in the response to a POST.
+	oneWay bool
+	named  *url.URL // the endpoint as a server of HTTP+SSE named it
 
 	// The three below are set while negotiating, before anybody else uses the wire.
 	modern    bool
@@ -41,7 +44,7 @@ type httpWire struct {
 }
 
 func newHTTPWire(p *Pool, k Key, t Target, count *counters, changed func(string)) (*httpWire, error) {
-	u, err := p.egress.CheckURL("http.url", t.URL)
+	u, err := p.egress.CheckURL(strings.ToLower(t.Transport)+".url", t.URL)
 	if err != nil {
 		return nil, err
 	}
@@ -210,6 +213,9 @@ func (w *httpWire) answer(ctx context.Context, resp *http.Response, x *exchange,
 	}
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		return w.refused(resp, body, x, next)
+	}
+	if w.oneWay {
+		return rep, body, nil
 	}
 	if id := resp.Header.Get(mcp.HeaderSessionID); id != "" && x.method == string(mcp.MethodInitialize) {
 		if !visible(id) {
@@ -400,13 +406,7 @@ func (w *httpWire) resume(ctx context.Context, e *eventReader) (*http.Response, 
 	if err := sleep(ctx, pause); err != nil {
 		return nil, err
 	}
-	r, err := w.request(ctx, http.MethodGet, w.endpoint.Load(), nil)
-	if err != nil {
-		return nil, err
-	}
-	r.Header["Accept"] = []string{"text/event-stream"}
-	r.Header["Last-Event-Id"] = []string{e.lastID}
-	resp, err := w.rt.RoundTrip(r)
+	resp, err := w.openStream(ctx, w.endpoint.Load(), e.lastID)
 	if err != nil {
 		return nil, err
 	}

@@ -99,3 +99,18 @@ func (f *inflight) judge(x *exchange, wait *waiter, m message) (reply, error) {
 	}
 	return rep, nil
 }
+
+// giveUp ends the request whose answer began with these bytes and could not be
+// held. It reports whether anybody can say whose it was.
+func (f *inflight) giveUp(begin []byte) bool {
+	m := message{overBudget: true}
+	s := scanner{data: begin}
+	s.object(0, func(name []byte) (err error) { //nolint:errcheck // it breaks off somewhere, by its nature
+		raw, err := s.raw(1)
+		if err == nil && string(name) == "id" {
+			m.id = raw
+		}
+		return err
+	})
+	return f.deliver(&m)
+}

@@ -34,7 +34,9 @@ func (c *conn) negotiate(ctx context.Context) error {
 	switch {
 	case len(c.target.legacyVersions()) == 0 && !c.target.allowed(mcp.ProtocolVersion20260728):
 		return protocolError("VERSION_UNSUPPORTED", "the contract allows no protocol version that this build speaks")
-	case !c.target.allowed(mcp.ProtocolVersion20260728):
+	case c.target.Transport == TransportSSE && len(c.target.legacyVersions()) == 0:
+		return protocolError("VERSION_UNSUPPORTED", "the contract allows no protocol version that can be spoken over HTTP+SSE")
+	case c.target.Transport == TransportSSE, !c.target.allowed(mcp.ProtocolVersion20260728):
 		return c.initialize(ctx, nil, known)
 	case note.legacy:
 		err := c.initialize(ctx, nil, known)

@@ -318,7 +318,7 @@ func (p *Pool) open(s *slot, k Key, t Target) {
 		err = failure(fault.Unavailable, fault.Host, "STOPPING", "the server is stopping")
 	}
 	if err == nil && c.over() {
-		err = failure(fault.Unavailable, fault.Transport, "SERVER_ENDED", "the server's program ended")
+		err = failure(fault.Unavailable, fault.Transport, "SERVER_ENDED", "the server ended the connection")
 	}
 	failed := p.tried(k, s, err)
 	if err != nil {
@@ -377,6 +377,15 @@ func (p *Pool) connect(ctx context.Context, c *conn) (err error) {
 			return err
 		}
 		c.wire = w
+	case TransportSSE:
+		w, err := newSSEWire(p, c)
+		if err != nil {
+			return err
+		}
+		c.wire = w
+		if c.refusal, err = w.open(ctx); err != nil {
+			return err
+		}
 	case TransportStdio:
 		w, err := newStdioWire(p, c)
 		if err != nil {
@@ -389,11 +398,8 @@ func (p *Pool) connect(ctx context.Context, c *conn) (err error) {
 	return c.negotiate(ctx)
 }
 
-// announces reports whether there is a stream of changes to watch. A legacy
-// server on stdio announces them on the pipe that everything else uses.
-func (c *conn) announces() bool {
-	return len(c.announced) > 0 && !(c.target.Transport == TransportStdio && c.era == EraLegacy)
-}
+// announces reports whether there is a stream of changes to watch.
+func (c *conn) announces() bool { return len(c.announced) > 0 && !c.oneChannel() }
 
 // watch starts the watcher of a connection whose server announces changes.
 func (p *Pool) watch(c *conn) {

@@ -50,11 +50,18 @@ type eventReader struct {
 	count int // all lines of the event so far
 	name  string
 
-	// lastID is the last event id, and retry the last hint, 0 if none came.
+	// lastID is the id of the last whole event, and retry the last hint, 0 if none
+	// came.
 	lastID string
 	retry  time.Duration
+	newID  string // of the event that is being read, if hasID
+	hasID  bool
 	// hold counts what is kept of an event; nil counts nothing.
 	hold *lease
+	// giveUp is told how the data of an event began that could not be held, when it
+	// is set; the rest of that event is skipped then.
+	giveUp   func(begin []byte)
+	skipping bool
 	// activity is called for every line, comments too, when it is set.
 	activity func()
 }
@@ -75,6 +82,7 @@ func (e *eventReader) next() (event, error) {
 		line, err := e.line()
 		if err != nil {
 			if err == io.EOF && e.lines > 0 && len(e.data) > 0 {
+				e.confirm()
 				return event{name: e.name, data: e.data}, nil
 			}
 			return event{}, err
@@ -83,6 +91,7 @@ func (e *eventReader) next() (event, error) {
 			e.activity()
 		}
 		if len(line) == 0 {
+			e.confirm()
 			if len(e.data) > 0 {
 				return event{name: e.name, data: e.data}, nil
 			}
@@ -102,17 +111,28 @@ const wholeLine = 64 << 10
 // keep hands the data of the last event over to the caller for good.
 func (e *eventReader) keep() { e.data = nil }
 
+// confirm makes the id of a whole event the one after which to go on. That of an
+// event which breaks off never is: it would be left out.
+func (e *eventReader) confirm() {
+	if e.hasID {
+		e.lastID = e.newID
+	}
+}
+
 func (e *eventReader) reset() {
 	// A large event must not stay in memory for the life of a stream.
 	if cap(e.data) > 64<<10 {
 		e.data = nil
 	}
-	e.data, e.lines, e.count, e.name = e.data[:0], 0, 0, ""
+	e.data, e.lines, e.count, e.name, e.hasID, e.skipping = e.data[:0], 0, 0, "", false, false
 }
 
 func (e *eventReader) field(line []byte) error {
 	if e.count++; e.count > e.lim.lines {
 		return errEventTooLarge
+	}
+	if e.skipping {
+		return nil
 	}
 	name, value, _ := bytes.Cut(line, []byte{':'})
 	value = bytes.TrimPrefix(value, []byte{' '})
@@ -125,18 +145,18 @@ func (e *eventReader) field(line []byte) error {
 		if e.lines == 1 && len(value) > wholeLine {
 			// The line was put together in partial, which becomes the data.
 			e.data, e.partial = value, nil
-			return e.hold.grow(cap(e.data))
+			return e.grow(cap(e.data))
 		}
 		if e.lines > 1 {
 			e.data = append(e.data, '\n')
 		}
 		e.data = append(e.data, value...)
-		return e.hold.grow(cap(e.partial) + cap(e.data))
+		return e.grow(cap(e.partial) + cap(e.data))
 	case "event":
 		e.name = shorten(string(value), 64)
 	case "id":
 		if len(value) <= maxEventID && bytes.IndexByte(value, 0) < 0 {
-			e.lastID = string(value)
+			e.newID, e.hasID = string(value), true
 		}
 	case "retry":
 		if ms, err := strconv.ParseUint(string(value), 10, 31); err == nil {
@@ -144,6 +164,25 @@ func (e *eventReader) field(line []byte) error {
 		}
 	}
 	return nil
+}
+
+// grow counts what is kept of the event.
+func (e *eventReader) grow(n int) error {
+	if e.skipping {
+		return nil
+	}
+	err := e.hold.grow(n)
+	if err == nil || e.giveUp == nil {
+		return err
+	}
+	begin := e.data
+	if len(begin) == 0 {
+		begin = bytes.TrimPrefix(e.partial, []byte("data:"))
+	}
+	e.giveUp(begin)
+	e.hold.release()
+	e.data, e.partial, e.skipping = nil, nil, true
+	return e.err
 }
 
 // line returns the next line without its end. It is valid until the next call.
@@ -172,10 +211,13 @@ func (e *eventReader) line() ([]byte, error) {
 		if int64(len(e.partial)+len(e.rest)) > e.lim.event+64 {
 			return nil, errEventTooLarge
 		}
-		if err := e.hold.grow(cap(e.data) + len(e.partial) + len(e.rest)); err != nil {
+		if err := e.grow(cap(e.data) + len(e.partial) + len(e.rest)); err != nil {
 			return nil, err
 		}
 		e.partial = append(e.partial, e.rest...)
+		if e.skipping {
+			e.partial = append(e.partial[:0], ':') // of a line that is skipped, only that it is not empty matters
+		}
 		e.rest, e.lf = nil, -2
 		if err := e.fill(); err != nil {
 			if err == io.EOF && len(e.partial) > 0 {

@@ -65,16 +65,7 @@ func skipLine(r *bufio.Reader, err error) error {
 // held. When nobody can say whose it was, the connection ends, since that request
 // would wait for ever.
 func (w *stdioWire) giveUp(begin []byte) {
-	m := message{overBudget: true}
-	s := scanner{data: begin}
-	s.object(0, func(name []byte) (err error) { //nolint:errcheck // it breaks off somewhere, by its nature
-		raw, err := s.raw(1)
-		if err == nil && string(name) == "id" {
-			m.id = raw
-		}
-		return err
-	})
-	if w.requests.deliver(&m) {
+	if w.requests.giveUp(begin) {
 		return
 	}
 	w.tasks.run(func() { w.fail("the server's program wrote more than can be held at this time") })

@@ -39,9 +39,7 @@ func (c *conn) enter(state string) {
 func (c *conn) describe() ConnectionInfo {
 	info := c.opens()
 	info.Era, info.ProtocolVersion, info.Negotiation, info.Attempts = c.era, c.version, c.negotiation, c.attempts
-	if c.target.Transport == TransportStdio && c.era == EraLegacy && len(c.announced) > 0 {
-		info.Watching = true // a legacy child announces changes on the one pipe there is
-	}
+	info.Watching = info.Watching || c.oneChannel() && len(c.announced) > 0
 	return info
 }
 

@@ -145,6 +145,12 @@ func (want *watch) note(m *message) (over bool) {
 	return false
 }
 
+// oneChannel reports whether the server announces changes where everything else
+// comes: legacy servers do, on the pipe of stdio and on the stream of HTTP+SSE.
+func (c *conn) oneChannel() bool {
+	return c.era == EraLegacy && c.target.Transport != TransportHTTP
+}
+
 // watching runs until ctx ends: it holds the stream of changes open. It reports
 // the new connection, and a gap each time the stream breaks and each time it
 // opens after something was listed.
