@@ -253,7 +253,7 @@ func TestPool_TargetsAreChecked(t *testing.T) {
 	}{
 		"inner address": {httpTarget("http://10.0.0.5/mcp"), "INVALID_ARGUMENT"},
 		"other origin":  {Target{Transport: TransportHTTP, URL: "http://127.0.0.1:9/mcp", Origin: "http://127.0.0.1:8"}, "ORIGIN_MISMATCH"},
-		"sse":           {Target{Transport: "SSE", URL: "http://127.0.0.1:9/mcp"}, "TRANSPORT_UNSUPPORTED"},
+		"unknown":       {Target{Transport: "SOCKET", URL: "http://127.0.0.1:9/mcp"}, "TRANSPORT_UNSUPPORTED"},
 	} {
 		resp, err := p.Do(t.Context(), keyOf(t, name), c.target, echo())
 		if f, ok := fault.As(err); !ok || f.Reason != c.reason || resp.Phase != NotSent {

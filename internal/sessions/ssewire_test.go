@@ -152,7 +152,7 @@ func TestSSE_Endpoint(t *testing.T) {
 			return mcptest.WithHeader("WWW-Authenticate", "Bearer x", mcptest.Status(401, "", ""))
 		}},
 		{"outage", "SERVER_ERROR", fault.Server, func(*mcptest.Server) mcptest.Answer { return mcptest.Status(503, "", "") }},
-		{"redirected away", "REDIRECTED", fault.Server, func(*mcptest.Server) mcptest.Answer {
+		{"redirected away", "REDIRECTED_AWAY", fault.Server, func(*mcptest.Server) mcptest.Answer {
 			return mcptest.WithHeader("Location", elsewhere.URL, mcptest.Status(307, "", ""))
 		}},
 		{"redirected in a circle", "REDIRECT_LOOP", fault.Server, func(*mcptest.Server) mcptest.Answer {
