@@ -20,6 +20,7 @@ import (
 // runChild is what the test binary does when a test started it: be a server on
 // stdio, or a host with one that waits to be killed.
 func runChild(role string) {
+	role, args, _ := strings.Cut(role, " ")
 	switch role {
 	case "server":
 		if d, err := time.ParseDuration(os.Getenv("START_DELAY")); err == nil {
@@ -32,9 +33,10 @@ func runChild(role string) {
 		fmt.Fprintln(os.Stderr, "starting")
 		serveChild()
 	case "cost":
-		costServer()
+		era, size, _ := strings.Cut(args, " ")
+		costServer(era, size)
 	case "watch":
-		watchServer()
+		watchServer(args)
 	case "host":
 		hostChild()
 	}

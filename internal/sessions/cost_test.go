@@ -21,26 +21,32 @@ import (
 	"time"
 )
 
-// costServer is a server in a process of its own that does as little as a server
-// can: it speaks both eras and answers a call with a text of BULKHEAD_TEST_SIZE
-// bytes. Its address is its first line.
-func costServer() {
-	size, err := strconv.Atoi(os.Getenv("BULKHEAD_TEST_SIZE"))
-	if err != nil {
-		panic(err)
-	}
-	result := `{"content":[{"type":"text","text":"` + strings.Repeat("x", size) + `"}]}`
-	legacy := os.Getenv("BULKHEAD_TEST_ERA") == EraLegacy
+// serveRole serves HTTP on a port of its own until the parent lets go of its
+// standard input. The address is the first line of output.
+func serveRole(h http.HandlerFunc) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		panic(err)
 	}
 	fmt.Println("http://" + l.Addr().String())
-	go func() { // the parent holds the other end of standard input
+	srv := &http.Server{Handler: h}
+	go func() {
 		io.Copy(io.Discard, os.Stdin) //nolint:errcheck // its end is all there is to learn
-		os.Exit(0)
+		srv.Close()                   //nolint:errcheck // the process ends
 	}()
-	http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { //nolint:errcheck // it ends with the process
+	srv.Serve(l) //nolint:errcheck // it ends with the process
+}
+
+// costServer is a server in a process of its own that does as little as a server
+// can: it answers a call with a text of so many bytes.
+func costServer(era, bytes string) {
+	size, err := strconv.Atoi(bytes)
+	if err != nil {
+		panic(err)
+	}
+	result := `{"content":[{"type":"text","text":"` + strings.Repeat("x", size) + `"}]}`
+	legacy := era == EraLegacy
+	serveRole(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		m, bad := parseMessage(body)
 		if err != nil || bad != nil {
@@ -64,14 +70,15 @@ func costServer() {
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
 		io.WriteString(w, answer) //nolint:errcheck // the client may be gone
-	}))
+	})
 }
 
-// startServer starts this test binary as a server in a role and returns its address.
-func startServer(t testing.TB, role string, env ...string) string {
+// startServer starts this test binary as a server in a role, a word and its
+// arguments, and returns its address.
+func startServer(t testing.TB, role string) string {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(append(os.Environ(), "BULKHEAD_TEST_CHILD="+role), env...)
+	cmd.Env = []string{"BULKHEAD_TEST_CHILD=" + role}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +103,7 @@ func startServer(t testing.TB, role string, env ...string) string {
 
 func startCostServer(b *testing.B, era string, size int) string {
 	b.Helper()
-	return startServer(b, "cost", "BULKHEAD_TEST_ERA="+era, "BULKHEAD_TEST_SIZE="+strconv.Itoa(size))
+	return startServer(b, fmt.Sprintf("cost %s %d", era, size))
 }
 
 // ownCPU is what this process has used of the processors.

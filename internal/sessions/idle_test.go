@@ -4,9 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"os"
 	"runtime"
 	"strconv"
 	"sync"
@@ -18,27 +16,13 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
-// watchServer is a modern server in a process of its own. It holds every stream
-// of changes that is opened; a GET of /change tells all of them that the tools
-// changed and answers how many there are. BULKHEAD_TEST_QUIET makes it announce
-// no changes.
-func watchServer() {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		panic(err)
-	}
-	fmt.Println("http://" + l.Addr().String())
-	go func() { // the parent holds the other end of standard input
-		io.Copy(io.Discard, os.Stdin) //nolint:errcheck // its end is all there is to learn
-		os.Exit(0)
-	}()
-	caps := `{"tools":{"listChanged":true}}`
-	if os.Getenv("BULKHEAD_TEST_QUIET") != "" {
-		caps = `{"tools":{}}`
-	}
+// watchServer is a modern server in a process of its own that declares these
+// capabilities. It holds every stream of changes that is opened; a GET tells all
+// of them that the tools changed and answers how many there are.
+func watchServer(caps string) {
 	var mu sync.Mutex
 	streams := map[chan struct{}]bool{}
-	http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { //nolint:errcheck // it ends with the process
+	serveRole(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet {
 			mu.Lock()
 			defer mu.Unlock()
@@ -79,7 +63,7 @@ func watchServer() {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		io.WriteString(w, `{"jsonrpc":"2.0","id":`+string(m.id)+`,"result":`+out+`}`) //nolint:errcheck // the client may be gone
-	}))
+	})
 }
 
 // idleCost opens a connection for each of n users and returns what one of them
@@ -168,7 +152,7 @@ func needFiles(t *testing.T, n uint64) {
 // it; closing the idle ones first leaves only what the pool holds.
 func TestIdle_Quiet(t *testing.T) {
 	p := newPool(t, func(c *PoolConfig) { c.Limits.Tenant, c.Limits.Server, c.Limits.Idle = 6000, 6000, time.Hour })
-	target := httpTarget(startServer(t, "watch", "BULKHEAD_TEST_QUIET=1"))
+	target := httpTarget(startServer(t, `watch {"tools":{}}`))
 	each, goroutines := idleCost(t, p, target, 1000)
 	t.Logf("%.0f bytes and %.3f goroutines each", each, goroutines)
 	// A handful of transport connections may come or go while it is measured.
@@ -196,7 +180,7 @@ func TestIdle_FiveThousandWatchers(t *testing.T) {
 			mu.Unlock()
 		}
 	})
-	address := startServer(t, "watch")
+	address := startServer(t, `watch {"tools":{"listChanged":true}}`)
 	each, goroutines := idleCost(t, p, httpTarget(address), n-64)
 	t.Logf("%.0f bytes and %.2f goroutines each", each, goroutines)
 	if !raceEnabled && each > 65<<10 {
