@@ -26,7 +26,7 @@ type lister struct {
 
 func (l lister) ListDefinitions(ctx context.Context, v catalog.Server, c catalog.Context, kind catalog.Kind) (catalog.Listing, error) {
 	t := sessions.Target{ServerName: v.Name, Transport: string(v.Transport), URL: v.URL, Runtime: v.Runtime, Origin: v.Origin,
-		KnownVersion: v.ProtocolVersion}
+		KnownVersion: v.NewestVersion, KnownEra: v.Era}
 	active, err := l.contracts.Active(ctx, c.Tenant, v.ID)
 	if err != nil {
 		return catalog.Listing{}, err
@@ -229,9 +229,9 @@ func (o observer) Listed(t tenant.ID, serverID string, _ catalog.Kind, _ time.Du
 	o.m.CatalogRefresh(t.String(), serverID, word)
 }
 
-func (o observer) Changed(t tenant.ID, _ string, _ catalog.Kind, n int) {
+func (o observer) Changed(t tenant.ID, serverID string, _ catalog.Kind, n int) {
 	if n > 0 {
-		o.m.SecurityEvent(t.String(), "definition_changed")
+		o.m.SecurityEvent(t.String(), serverID, "definition_changed")
 	}
 }
 

@@ -38,6 +38,7 @@ type parts struct {
 	calls   *calls.Service
 	signals *signals
 	changes *changeQueue
+	lessons *lessons
 	api     *api.Server
 }
 
@@ -73,9 +74,11 @@ func build(ctx context.Context, cfg *config.Config, st *stores, log *slog.Logger
 		metrics: p.metrics, contracts: p.authz, tenants: p.tenants}
 	p.authz.OnActivate = func(t tenant.ID, id string) { p.signals.send(context.Background(), signalContract, t, id) }
 
+	p.lessons = newLessons(p.metrics, log)
 	out := egress.New(egress.Policy{Allow: cfg.EgressAllow, Development: cfg.Development})
 	pool := sessions.NewPool(sessions.PoolConfig{Egress: out, Log: log, Version: version, Runtimes: runtimes(cfg),
-		Opened: func(t tenant.ID, server string) func() { return p.metrics.ConnectionOpened(t.String(), server) }})
+		Opened:  func(t tenant.ID, server string) func() { return p.metrics.ConnectionOpened(t.String(), server) },
+		Learned: p.lessons.learned, Alarm: p.lessons.alarm})
 	stack.push(pool.Shutdown)
 	if err := p.buildCatalog(consents, out, pool, stack); err != nil {
 		return nil, err
@@ -113,6 +116,7 @@ func (p *parts) buildCatalog(consents *consent.Service, out *egress.Client, pool
 	}
 	stack.push(func(context.Context) error { p.catalog.Close(); return nil })
 	p.signals.catalog = p.catalog
+	p.lessons.catalog = p.catalog
 	p.changes = newChangeQueue(p.catalog, consents, p.log)
 	pool.OnChange(p.changes.heard)
 	return nil
@@ -128,6 +132,9 @@ func runtimes(cfg *config.Config) map[string]sessions.Runtime {
 
 func (p *parts) observeCall(c *calls.Call) {
 	p.metrics.CallState(c.Tenant.String(), c.ServerName, string(c.State))
+	if c.State == calls.Denied && c.Decision.FirstFailed == "origin" {
+		p.lessons.refused(c.Tenant, c.ServerID, c.ServerName, 0, sessions.EventOriginRefused)
+	}
 	p.metrics.CallTook(c.Tenant.String(), c.ServerName, c.Timings.Execution)
 }
 

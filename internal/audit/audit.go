@@ -66,6 +66,10 @@ const (
 	KeyCreated        = "key.created"
 	KeyRevoked        = "key.revoked"
 	TenantCreated     = "tenant.created"
+	// A server fell back to an older protocol than it had proved, or is or leads to
+	// another origin than it was reviewed with; one entry for an episode.
+	SecurityDowngradeRefused = "security.downgrade_refused"
+	SecurityOriginRefused    = "security.origin_refused"
 	// SegmentLost says that reads of a dead replica may be missing; its details
 	// say how many at most. Verify lists it.
 	SegmentLost = "segment.lost"

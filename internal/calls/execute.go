@@ -67,7 +67,7 @@ func connectionKey(srv catalog.Server, c *Call) sessions.Key {
 
 func targetOf(srv catalog.Server, c *contract.Contract) sessions.Target {
 	t := sessions.Target{ServerName: srv.Name, Transport: string(srv.Transport), URL: srv.URL, Runtime: srv.Runtime, Origin: srv.Origin,
-		Versions: c.Versions, DowngradeForbidden: c.DowngradeForbidden, KnownVersion: srv.ProtocolVersion}
+		Versions: c.Versions, DowngradeForbidden: c.DowngradeForbidden, KnownVersion: srv.NewestVersion, KnownEra: srv.Era}
 	if srv.Isolation != catalog.PerTenant {
 		t.LogLevel = c.Reverse.Logging // one user's messages are not for another
 	}

@@ -77,7 +77,7 @@ func (s *Service) ProbeServer(ctx context.Context, p tenant.Principal, idOrName 
 	out.Era, out.ProtocolVersion = tools.Era, tools.ProtocolVersion
 	out.Capabilities = out.capabilities(probe)
 	out.Failure = nil
-	return out, s.remember(ctx, p.Tenant, v, out)
+	return out, s.Learned(ctx, p.Tenant, v.ID, v.Registration, out.Era, out.ProtocolVersion)
 }
 
 // prober keeps what a Listing says beside the definitions.
@@ -158,21 +158,6 @@ func declares(capabilities json.RawMessage, kind Kind) bool {
 	}
 	raw, ok := members[feature]
 	return ok && string(raw) != "null"
-}
-
-func (s *Service) remember(ctx context.Context, t tenant.ID, v Server, p Probe) error {
-	err := s.o.DB.InTx(ctx, t, func(ctx context.Context, tx tenant.Tx) error {
-		_, err := tx.Exec(ctx, `
-			UPDATE servers SET era = $4, protocol_version = $5, update_time = now()
-			 WHERE tenant_id = $1 AND server_id = $2 AND registration = $3 AND state = 'ACTIVE'
-			   AND (era, protocol_version) IS DISTINCT FROM ($4, $5)`,
-			tx.Tenant(), v.ID, v.Registration, p.Era, p.ProtocolVersion)
-		return err
-	})
-	if err == nil {
-		s.announce(ctx, t, v.ID)
-	}
-	return err
 }
 
 // Definitions returns everything that a server offers of one kind, callable or

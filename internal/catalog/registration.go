@@ -16,12 +16,12 @@ import (
 )
 
 const serverColumns = `server_id, name, display_name, transport, url, runtime, origin, isolation,
-	shared_state_acknowledged, authorization_mode, registration, era, protocol_version,
+	shared_state_acknowledged, authorization_mode, registration, era, protocol_version, newest_version,
 	COALESCE(active_contract, 0), active_contract_id, state = 'DELETED', create_time, update_time`
 
 func scanServer(row pgx.CollectableRow) (v Server, err error) {
 	err = row.Scan(&v.ID, &v.Name, &v.DisplayName, &v.Transport, &v.URL, &v.Runtime, &v.Origin, &v.Isolation,
-		&v.SharedStateAcknowledged, &v.AuthorizationMode, &v.Registration, &v.Era, &v.ProtocolVersion,
+		&v.SharedStateAcknowledged, &v.AuthorizationMode, &v.Registration, &v.Era, &v.ProtocolVersion, &v.NewestVersion,
 		&v.ActiveContract, &v.ActiveContractID, &v.Deleted, &v.CreateTime, &v.UpdateTime)
 	return v, err
 }
@@ -218,10 +218,10 @@ func (s *Service) UpdateServer(ctx context.Context, p tenant.Principal, idOrName
 			UPDATE servers
 			   SET display_name = $3, url = $4, runtime = $5, origin = $6, isolation = $7,
 			       shared_state_acknowledged = $8, authorization_mode = $9, registration = $10,
-			       era = $11, protocol_version = $12, update_time = now()
+			       era = $11, protocol_version = $12, newest_version = $13, update_time = now()
 			 WHERE tenant_id = $1 AND server_id = $2`,
 			tx.Tenant(), after.ID, after.DisplayName, after.URL, after.Runtime, after.Origin, after.Isolation,
-			after.SharedStateAcknowledged, after.AuthorizationMode, after.Registration, after.Era, after.ProtocolVersion)
+			after.SharedStateAcknowledged, after.AuthorizationMode, after.Registration, after.Era, after.ProtocolVersion, after.NewestVersion)
 		if err != nil {
 			return err
 		}

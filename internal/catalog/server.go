@@ -53,8 +53,9 @@ type Server struct {
 	// Registration counts the changes of what is connected to and for whom.
 	// Connections, lists and agreements of an earlier one are worth nothing.
 	Registration int64
-	// Era and ProtocolVersion are those of the last probe; empty before.
-	Era, ProtocolVersion string
+	// Era and ProtocolVersion are what a connection proved last, NewestVersion is the
+	// newest version that any proved; empty before. All are of this registration.
+	Era, ProtocolVersion, NewestVersion string
 	// ActiveContract is the revision in force, 0 for none.
 	ActiveContract   int
 	ActiveContractID string
@@ -219,7 +220,7 @@ func (s *Service) apply(v Server, up ServerUpdate) (Server, bool, error) {
 		v.AuthorizationMode != before.AuthorizationMode
 	if moved {
 		v.Registration++
-		v.Era, v.ProtocolVersion = "", ""
+		v.Era, v.ProtocolVersion, v.NewestVersion = "", "", ""
 	}
 	return v, moved, nil
 }

@@ -57,7 +57,7 @@ func NewMetrics() *Metrics {
 	m.callTime = histogram("call_duration_seconds", "Time from proposal to the final state of a call.", "tenant", "server")
 	m.refreshes = counter("catalog_refreshes_total", "Listings of a server's definitions, by outcome.", "tenant", "server", "outcome")
 	m.connections = gauge("connections", "Open connections to servers.", "tenant", "server")
-	m.security = counter("security_events_total", "Events a security team wants to see, by kind.", "tenant", "kind")
+	m.security = counter("security_events_total", "What a security team wants to see of a server, by event.", "tenant", "server", "event")
 	m.limitedByRate = counter("rate_limited_total", "Requests refused by a rate limit.", "tenant")
 	m.redisUp = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "bulkhead", Name: "redis_up", Help: "1 while Redis answers."})
 	m.registry.MustRegister(
@@ -114,6 +114,7 @@ func (m *Metrics) ForgetServer(tenant, server string) {
 	m.callTime.DeletePartialMatch(labels)
 	m.refreshes.DeletePartialMatch(labels)
 	m.connections.DeletePartialMatch(labels)
+	m.security.DeletePartialMatch(labels)
 }
 
 // CatalogRefresh counts a listing of definitions by its outcome, such as
@@ -136,10 +137,13 @@ func (m *Metrics) ConnectionOpened(tenant, server string) (closed func()) {
 	return g.Dec
 }
 
-// SecurityEvent counts an event such as "key_refused" or "definition_changed".
-// The tenant is empty where none is known.
-func (m *Metrics) SecurityEvent(tenant, kind string) {
-	m.security.WithLabelValues(m.bounds.tenant(tenant), m.bounds.word(kind)).Inc()
+// SecurityEvent counts an event about a server, such as "definition_changed" or
+// "downgrade_refused".
+func (m *Metrics) SecurityEvent(tenant, server, event string) {
+	m.servers.RLock()
+	defer m.servers.RUnlock()
+	tenant, server = m.bounds.pair(tenant, server)
+	m.security.WithLabelValues(tenant, server, m.bounds.word(event)).Inc()
 }
 
 // RateLimited counts a request refused by a rate limit.

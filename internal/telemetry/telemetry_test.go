@@ -153,7 +153,7 @@ func TestMetrics_Values(t *testing.T) {
 	m.CatalogRefresh("t", "calendar", "changed")
 	m.ConnectionOpened("t", "calendar")
 	m.ConnectionOpened("t", "calendar")()
-	m.SecurityEvent("", "key_refused")
+	m.SecurityEvent("t", "calendar", "downgrade_refused")
 	m.RateLimited("t")
 	m.RedisUp(true)
 
@@ -168,7 +168,7 @@ func TestMetrics_Values(t *testing.T) {
 		`bulkhead_call_duration_seconds_bucket{server="calendar",tenant="t",le="0.01"} 0`,
 		`bulkhead_catalog_refreshes_total{outcome="changed",server="calendar",tenant="t"} 1`,
 		`bulkhead_connections{server="calendar",tenant="t"} 1`,
-		`bulkhead_security_events_total{kind="key_refused",tenant=""} 1`,
+		`bulkhead_security_events_total{event="downgrade_refused",server="calendar",tenant="t"} 1`,
 		`bulkhead_rate_limited_total{tenant="t"} 1`,
 		`bulkhead_redis_up 1`, `go_goroutines `, `process_open_fds `,
 	} {
@@ -191,7 +191,7 @@ func TestMetrics_BoundedSeries(t *testing.T) {
 			for i := range 3000 {
 				m.CallState(fmt.Sprintf("t%d", i), fmt.Sprintf("s%d", w), "SUCCEEDED")
 				closers[w] = append(closers[w], m.ConnectionOpened("one", fmt.Sprintf("s%d", i)))
-				m.SecurityEvent("t", fmt.Sprintf("kind%d", i))
+				m.SecurityEvent("t", "s", fmt.Sprintf("event%d", i))
 				m.Request(fmt.Sprintf("m%d", i), "OK", 0)
 			}
 		})
@@ -271,7 +271,7 @@ func TestMetrics_HostileLabels(t *testing.T) {
 	t.Parallel()
 	m := NewMetrics()
 	m.CallState("t\xff\xfe", strings.Repeat("é", 100), "a\nb\"c")
-	m.SecurityEvent(strings.Repeat("x", 1<<20), "\x00")
+	m.SecurityEvent(strings.Repeat("x", 1<<20), "\xff", "\x00")
 	rec := httptest.NewRecorder()
 	m.Handler(slog.New(slog.DiscardHandler)).ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
 	if rec.Code != 200 || rec.Body.Len() > 1<<20 {
