@@ -5,6 +5,7 @@
 #   lint       format, vet, staticcheck, protos
 #   generate   proto/gen from the protos
 #   fuzz       every fuzz target for FUZZTIME (default 10s)
+#   fuzz-long  those that read what servers send, for FUZZTIME_LONG each (10m)
 #   soak       64 callers for SOAK (default 1m)
 #   bench      measurements as JSON; BENCH takes its flags, as in BENCH='-rounds 1'
 #   check      all that CI asks for: lint, generated code fresh, vulnerabilities,
@@ -14,13 +15,14 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: build test lint generate fuzz soak bench check format vet staticcheck protos fresh vuln race clean-tree
+.PHONY: build test lint generate fuzz fuzz-long soak bench check format vet staticcheck protos fresh vuln race clean-tree
 
 # Packages to test, and what to add to the report (see deploy/testreport).
 PACKAGES ?= ./...
 REPORT ?=
 TEST_TIMEOUT ?= 15m
 FUZZTIME ?= 10s
+FUZZTIME_LONG ?= 10m
 SOAK ?= 1m
 BENCH ?=
 
@@ -79,6 +81,9 @@ vuln:
 
 fuzz:
 	@deploy/fuzz.sh $(FUZZTIME)
+
+fuzz-long:
+	@deploy/fuzz.sh $(FUZZTIME_LONG) internal/sessions
 
 soak:
 	go test -count=1 -v -timeout 30m -run '^TestSoak$$' ./cmd/server -duration $(SOAK)

@@ -154,8 +154,7 @@ func FuzzEventReader(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, in string, seed uint64) {
 		want := reference(in)
-		rnd := rand.New(rand.NewPCG(seed, 1))
-		got, _, err := readEvents(&cutter{s: in, rnd: rnd}, wide)
+		got, _, err := readEvents(newCutter(in, seed), wide)
 		if err != io.EOF {
 			t.Fatal(err)
 		}
@@ -169,6 +168,10 @@ func FuzzEventReader(f *testing.F) {
 type cutter struct {
 	s   string
 	rnd *rand.Rand
+}
+
+func newCutter(s string, seed uint64) *cutter {
+	return &cutter{s: s, rnd: rand.New(rand.NewPCG(seed, 1))}
 }
 
 func (c *cutter) Read(p []byte) (int, error) {
