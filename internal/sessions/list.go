@@ -59,13 +59,14 @@ func (c *conn) list(ctx context.Context, kind string) (Listing, error) {
 			resp.Release()
 			return Listing{}, err
 		}
-		next := bytes.Clone(member(resp.Result, "nextCursor"))
+		next, twice := lift(resp.Result, "nextCursor")
+		next = bytes.Clone(next)
 		resp.Release()
-		if next == nil || string(next) == "null" || (c.era == EraLegacy && string(next) == `""`) {
+		if !twice && (next == nil || string(next) == "null" || (c.era == EraLegacy && string(next) == `""`)) {
 			break
 		}
-		if next[0] != '"' || len(next) > maxCursor {
-			return Listing{}, protocolError("CURSOR_INVALID", "the server's cursor is no string or too long")
+		if twice || next[0] != '"' || len(next) > maxCursor {
+			return Listing{}, protocolError("CURSOR_INVALID", "the server's cursor is no string, too long or there twice")
 		}
 		if seen[string(next)] {
 			return Listing{}, protocolError("CURSOR_REPEATED", "the server repeats a cursor, so its list has no end")

@@ -314,21 +314,25 @@ func shorten(s string, n int) string {
 // member returns the raw value of one member of an object, or nil when raw is no
 // object or has no such member. A member that comes twice counts as absent.
 func member(raw []byte, want string) []byte {
-	s := scanner{data: raw}
-	var found []byte
-	err := s.object(0, func(name []byte) error {
-		v, err := s.raw(1)
-		if err != nil || string(name) != want {
-			return err
-		}
-		if found != nil {
-			return errEnvelope
-		}
-		found = v
-		return nil
-	})
-	if err != nil {
+	found, twice := lift(raw, want)
+	if twice {
 		return nil
 	}
 	return found
+}
+
+// lift is member for those to whom a member that comes twice is not an absent one.
+func lift(raw []byte, want string) (found []byte, twice bool) {
+	s := scanner{data: raw}
+	err := s.object(0, func(name []byte) error {
+		v, err := s.raw(1)
+		if err == nil && string(name) == want {
+			found, twice = v, twice || found != nil
+		}
+		return err
+	})
+	if err != nil {
+		return nil, false
+	}
+	return found, twice
 }
