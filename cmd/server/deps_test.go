@@ -68,7 +68,7 @@ var owners = []struct {
 	{"net/http/httptest", []string{"internal/mcptest"}, "it serves tests"},
 	{"os/exec", []string{"internal/postgres/embedded", "internal/redis/redistest", "internal/sessions", "cmd/server"},
 		"who starts a process must end it with its group"},
-	{"log", nil, "logs go to the slog.Logger that a part is given"},
+	{"log", []string{"internal/telemetry"}, "logs go to the slog.Logger that a part is given"},
 	{"unsafe", []string{"proto"}, "no need is known outside generated code"},
 }
 

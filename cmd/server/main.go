@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/config"
+	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
 )
 
 func main() {
@@ -33,6 +34,7 @@ func command(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	telemetry.TakeStandard(telemetry.NewLogger(os.Stderr, cfg.LogLevel))
 	// A second signal ends the process at once.
 	context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })
 	return run(ctx, cfg, os.Stdout, os.Stderr)

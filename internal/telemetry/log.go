@@ -1,6 +1,7 @@
 // Package telemetry makes the process observable: JSON log lines that carry
 // whose work they are about, and Prometheus metrics with a bounded number of
-// series. It has no global state; loggers and metrics are passed on.
+// series. It has no global state but the standard library's own log (TakeStandard);
+// loggers and metrics are passed on.
 package telemetry
 
 import (
