@@ -1,0 +1,3 @@
+package hostile_test
+
+func beChild(string) {}
