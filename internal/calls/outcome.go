@@ -122,10 +122,6 @@ func (e *execution) readFailure(o *outcome, c *Call, r sessions.Response, err er
 	if r.HTTPStatus >= 500 && o.phase == Answered {
 		o.phase, o.temporary = MaybeSent, true
 	}
-	if f.Reason == "SERVER_ASKED" {
-		// The refusal was given on the wire; the call ends here by decision of the host.
-		o.err.Layer, o.phase = LayerHost, Answered
-	}
 }
 
 func (e *execution) readResult(o *outcome, c *Call, r *sessions.Response) {

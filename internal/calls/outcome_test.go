@@ -44,9 +44,6 @@ func TestOutcome_ByEffectAndPhase(t *testing.T) {
 	input := func(context.Context, sent, int) (sessions.Response, error) {
 		return sessions.Response{Phase: sessions.Answered, Result: []byte(`{}`), ResultType: sessions.ResultInputRequired}, nil
 	}
-	asked := func(context.Context, sent, int) (sessions.Response, error) {
-		return sessions.Response{Phase: sessions.MaybeSent}, fault.New(fault.Unimplemented, "SERVER_ASKED", "it asked").In(fault.Server)
-	}
 	unsent := failAs(sessions.NotSent, "REFUSED", fault.Unavailable)
 	for _, c := range []struct {
 		name, tool string
@@ -70,7 +67,6 @@ func TestOutcome_ByEffectAndPhase(t *testing.T) {
 		{"write, JSON-RPC error", "write", rpcError, Failed, 1, LayerProtocol, "-32602"},
 		{"write, tool's error", "write", isError, Failed, 1, LayerTool, "TOOL_ERROR"},
 		{"write, asks for input", "write", input, Failed, 1, LayerHost, "INPUT_NOT_SUPPORTED"},
-		{"write, asks in between", "write", asked, Failed, 1, LayerHost, "SERVER_ASKED"},
 		{"trusted key, lost then well", "write_key", inTurn(broke, okAnswer), Succeeded, 2, "", ""},
 		{"trusted key, lost thrice", "write_key", broke, Uncertain, 3, LayerTransport, "CONNECTION_LOST"},
 		{"trusted key, lost, then refused", "write_key", inTurn(broke, rpcError), Uncertain, 2, LayerProtocol, "-32602"},

@@ -4,6 +4,7 @@
 package mcptest
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -251,6 +252,23 @@ func StreamThen(last Answer, pieces ...string) Answer {
 		}
 		if last != nil {
 			last(w, raw, r)
+		}
+	}
+}
+
+// Write writes one piece of a stream that has begun.
+func Write(w http.ResponseWriter, piece string, r *Request) {
+	io.WriteString(w, fill(piece, r)) //nolint:errcheck // the client may be gone
+	w.(http.Flusher).Flush()
+}
+
+// Answered waits until the client has answered n requests of the server, which
+// come without a method, or ctx ends.
+func (s *Server) Answered(t testing.TB, ctx context.Context, n int) {
+	for end := time.Now().Add(20 * time.Second); s.Count(http.MethodPost) < n && ctx.Err() == nil; time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Errorf("the client answered %d requests, want %d", s.Count(http.MethodPost), n)
+			return
 		}
 	}
 }

@@ -234,14 +234,14 @@ func TestFO095_ServerRequestsAreAnswered(t *testing.T) {
 	resp, err := p.Do(t.Context(), k, target, echo())
 	succeed(t, resp, err)
 	resp, err = p.Do(t.Context(), k, target, echo())
-	expect(t, resp, err, "SERVER_ASKED", fault.Host, Answered)
-	if f, _ := fault.As(err); f.Metadata["method"] != "roots/list" || resp.Result == nil || strings.Contains(f.Message, "declined") {
-		t.Fatalf("%+v %+v", f, resp)
+	if err != nil || !resp.Parts.IsError || resp.ResultType != ResultComplete {
+		t.Fatalf("what the server made of the refusals: %+v %v", resp, err)
 	}
 	r := echo()
 	r.Timeout = 500 * time.Millisecond
 	resp, err = p.Do(t.Context(), k, target, r)
-	expect(t, resp, err, "SERVER_ASKED", fault.Host, MaybeSent)
+	expect(t, resp, err, "TIMEOUT", fault.Transport, MaybeSent)
+	s.Wait(t, "POST", 5)
 	var bodies []string
 	for _, r := range s.Seen("POST") {
 		bodies = append(bodies, r.Body)

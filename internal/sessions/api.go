@@ -120,9 +120,11 @@ type Request struct {
 	// message.
 	BeforeSend func() error
 	// OnAsk serves what a legacy server asks for while this request runs, one
-	// goroutine for each question. Only what the target declares reaches it; roots
-	// are answered by the pool itself. ctx ends with the request, and when the server
-	// takes its question back. nil refuses everything but ping.
+	// goroutine for each question, 8 at once. Only what the target declares reaches
+	// it; roots and ping are answered by the pool itself. ctx ends with the request,
+	// and when the server takes its question back; OnAsk must return then, because the
+	// request does not end before it. While it runs, Timeout stands still: only ctx
+	// of Do bounds how long people take. nil refuses all questions to people.
 	OnAsk func(ctx context.Context, a Ask) Answer
 	// OnNotice is told of progress and log messages of this request, the newest of
 	// what came at once. It must return soon and must not use the pool.
@@ -238,14 +240,21 @@ type Response struct {
 	Result json.RawMessage
 	// Parts are the protocol's own members of Result.
 	Parts Parts
-	// ResultType is ResultComplete, ResultInputRequired or, of a server that was told
-	// of the extension, ResultTask, when Result is set.
+	// ResultType is ResultComplete, ResultInputRequired or, for tools/call and of a
+	// server that was told of the extension and has it, ResultTask, when Result is set.
 	ResultType string
 	// Asks and RequestState are of ResultInputRequired: what the server wants to
 	// know, sorted by key, and its state as a raw JSON string, nil when there is none.
+	// Only what the target declares is among Asks, else the result is invalid.
+	//
+	// When Error has the code -32042 of the legacy revision 2025-11-25 and the target
+	// declares URLs, ResultType is ResultInputRequired too, Result is nil, and Asks are
+	// the URLs to visit, keyed by the server's elicitationId: once a person has been
+	// there, the same request is sent again, without inputResponses.
 	Asks         []Ask
 	RequestState json.RawMessage
-	// Task is the handle of ResultTask, and the state that tasks/get answered.
+	// Task is the handle of ResultTask, and the state that tasks/get answered; the
+	// latter's ResultType is always ResultComplete.
 	Task *Task
 	// Error is the JSON-RPC error, or nil.
 	Error *RPCError

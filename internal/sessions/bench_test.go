@@ -61,7 +61,7 @@ func BenchmarkNetHTTP(b *testing.B) {
 	for name, size := range map[string]int{"small": 10, "64KiB": 64 << 10} {
 		b.Run(name, func(b *testing.B) {
 			url := trivial(b, size)
-			body := encodeRequest(7, "tools/call", echo().Params, modernMeta("bulkhead", "test"), map[string]json.RawMessage{})
+			body := encodeRequest(7, "tools/call", echo().Params, modernMeta("bulkhead", "test", Capabilities{}), map[string]json.RawMessage{})
 			b.ReportAllocs()
 			for b.Loop() {
 				resp, err := http.Post(url, "application/json", bytes.NewReader(body))

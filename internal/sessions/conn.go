@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
-
-	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 )
 
 // conn is one connection: a negotiated wire and what the server said of itself.
@@ -27,7 +25,9 @@ type conn struct {
 
 	// Set while connecting, fixed afterwards.
 	era, version string
+	declared     Capabilities // what a legacy server was told
 	caps, info   json.RawMessage
+	offers       uint8           // what the server declares, as bits
 	announced    map[string]bool // kinds of list whose changes are announced
 	negotiation  time.Duration
 	opened       time.Time
@@ -38,6 +38,15 @@ type conn struct {
 	attempts   int   // to connect, this one and those before it that failed
 	// turn holds one token where calls run one at a time.
 	turn chan struct{}
+
+	answering atomic.Int32 // requests of the server that are being answered
+	logLevel  atomic.Int32 // the least severe log message that a legacy server was asked for
+
+	talkMu sync.Mutex
+	talks  map[*talk]struct{}            // what goes on beside the requests in flight
+	asks   map[string]context.CancelFunc // questions with a person, by the server's id
+	tokens map[string]*notices           // who hears of progress, by token
+	logs   []Notice                      // the newest log messages
 
 	placed bool   // it was given out by the pool; guarded by the pool's mutex
 	closed func() // tells of the end of a placed one; guarded likewise
@@ -78,6 +87,7 @@ func (t Target) legacyVersions() []string {
 // learn takes in capabilities and server information.
 func (c *conn) learn(caps, info []byte) {
 	c.caps, c.info = slices.Clone(caps), slices.Clone(info)
+	c.offers = offersOf(caps, c.version)
 	c.announced = map[string]bool{}
 	for kind, name := range capabilityOf {
 		if string(member(member(caps, name), "listChanged")) == "true" {
@@ -94,50 +104,6 @@ func (c *conn) over() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ended
-}
-
-// watchFirst is how long a first list waits for the stream of changes.
-const watchFirst = time.Second
-
-// afterWatch waits until the stream of changes is open, so that nothing changes
-// unseen between a list and the stream. A list that does not wait for it is
-// noted: the stream's opening is then a gap.
-func (c *conn) afterWatch(ctx context.Context) {
-	if c.watchTried == nil {
-		return
-	}
-	t := time.NewTimer(watchFirst)
-	defer t.Stop()
-	select {
-	case <-c.watchTried:
-	case <-t.C:
-	case <-ctx.Done():
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.watchOpen {
-		c.listed = true
-	}
-}
-
-// watchOpened notes that the stream of changes is open, and reports a gap if
-// lists were made before.
-func (c *conn) watchOpened(tried func()) {
-	c.mu.Lock()
-	c.watchOpen = true
-	gap := c.listed
-	c.mu.Unlock()
-	tried()
-	if gap {
-		c.changed("")
-	}
-}
-
-func (c *conn) setWatching(open bool) (was bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	was, c.watchOpen = c.watchOpen, open
-	return was
 }
 
 // connected is the kind under which a new connection is reported.
@@ -199,8 +165,11 @@ func (c *conn) quiet() {
 
 // do sends one request and judges the answer. again means that the server refused
 // it for its protocol version and that it may be sent once more.
-func (c *conn) do(ctx context.Context, r *Request) (resp Response, again bool, err error) {
+func (c *conn) do(ctx context.Context, t *Target, r *Request) (resp Response, again bool, err error) {
 	started := time.Now()
+	if err := c.gate(t, r.Method); err != nil {
+		return Response{Era: c.era, ProtocolVersion: c.version}, false, err
+	}
 	limit := r.ResultBytes
 	if limit <= 0 {
 		limit = c.pool.limits.ResultBytes
@@ -209,16 +178,25 @@ func (c *conn) do(ctx context.Context, r *Request) (resp Response, again bool, e
 	if timeout <= 0 {
 		timeout = c.pool.limits.Call
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
+	var beside *talk
+	if r.OnNotice != nil || r.OnAsk != nil && c.era == EraLegacy {
+		c.awaitStream(ctx)
+		beside = c.talk(ctx, t, r, timeout)
+		defer beside.end()
+		ctx = beside.ctx
+	} else {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
 	hold := c.pool.lease(c.key.Tenant)
-	x := &exchange{id: c.nextID.Add(1), method: r.Method, limit: limit, beforeSend: r.BeforeSend, hold: hold}
+	x := &exchange{id: c.nextID.Add(1), method: r.Method, limit: limit, beforeSend: r.BeforeSend, hold: hold, beside: beside}
 	if x.headers, err = c.headers(r); err != nil {
 		return Response{Era: c.era, ProtocolVersion: c.version}, false, err
 	}
-	x.body = encodeRequest(x.id, r.Method, r.Params, c.meta(), r.Meta)
+	x.body = encodeRequest(x.id, r.Method, r.Params, c.meta(t, beside), r.Meta)
 	rep, err := c.wire.exchange(ctx, x)
-	resp, err = c.respond(r.Method, &rep, err)
+	resp, err = c.respond(t, r, &rep, err)
 	if resp.hold = hold; resp.Result == nil && resp.Error == nil {
 		resp.Release()
 	}
@@ -239,16 +217,19 @@ func (c *conn) do(ctx context.Context, r *Request) (resp Response, again bool, e
 	return resp, again, err
 }
 
-// meta is the protocol's _meta for a request of this connection, nil for legacy.
-func (c *conn) meta() []byte {
+// meta is the protocol's _meta for a request of this connection, nil for none.
+func (c *conn) meta(t *Target, beside *talk) (base []byte) {
 	if c.era == EraModern {
-		return c.pool.meta
+		base = c.pool.meta[t.Declare.index()]
 	}
-	return nil
+	if beside != nil && beside.notices != nil {
+		return beside.notices.meta(base)
+	}
+	return base
 }
 
 // respond turns a reply into a response and checks what the protocol demands.
-func (c *conn) respond(method string, rep *reply, err error) (Response, error) {
+func (c *conn) respond(t *Target, r *Request, rep *reply, err error) (Response, error) {
 	resp := Response{
 		Result: rep.msg.result, Parts: rep.msg.members.parts(), Error: rep.msg.err, HTTPStatus: rep.status, WWWAuthenticate: rep.challenge,
 		RetryAfter: rep.retryAfter, Phase: rep.phase, Era: c.era, ProtocolVersion: c.version,
@@ -256,34 +237,57 @@ func (c *conn) respond(method string, rep *reply, err error) (Response, error) {
 	switch {
 	case err != nil:
 	case rep.msg.result != nil:
-		resp.ResultType, err = c.resultType(method, &rep.msg)
+		err = c.readResult(t, r, &rep.msg, &resp)
 	case rep.msg.errFlaw != "":
 		err = protocolError(ErrorInvalid, "the server answered with an error that is none of JSON-RPC: "+rep.msg.errFlaw).
 			With("serverMessage", shorten(rep.msg.err.Message, 200))
-	}
-	if rep.asked != "" && (err == nil || !fault.Is(err, fault.Canceled)) {
-		err = failure(fault.Unimplemented, fault.Host, "SERVER_ASKED", "the server asked for something that is not supported here").With("method", rep.asked).Cause(err)
+	case rep.msg.err != nil:
+		if f := capabilityRequired(rep.msg.err); f != nil {
+			return resp, f
+		}
+		if resp.Asks = c.visits(t, rep.msg.err); resp.Asks != nil {
+			resp.ResultType = ResultInputRequired
+		}
 	}
 	return resp, err
 }
 
-// resultType applies the rules for resultType: absent is complete; input_required
-// only where it is allowed; anything else is invalid. Legacy servers do not know it.
-func (c *conn) resultType(method string, m *message) (string, error) {
-	if flaw := m.members.flaw(method, m.result); flaw != "" {
-		return "", protocolError(ResultInvalid, "the server's result "+flaw)
+// readResult applies the rules for resultType: absent is complete; input_required
+// and task only where they are allowed; anything else is invalid. Legacy servers do
+// not know it.
+func (c *conn) readResult(t *Target, r *Request, m *message, resp *Response) error {
+	flaw := m.members.flaw(r.Method, m.result)
+	if flaw == "" && c.era == EraModern {
+		kind := ResultComplete
+		if raw := m.members.raw[memberResultType]; raw != nil {
+			kind, _ = text(raw)
+		}
+		switch {
+		case r.Method == string(mcp.MethodTasksGet) && (kind == ResultComplete || kind == ResultTask):
+			kind = ResultComplete // servers follow either of two pages of the extension
+			if resp.Task, flaw = readTask(t.Declare, m.result); flaw == "" && resp.Task.ID != r.Name {
+				flaw = "is about another task"
+			}
+		case kind == ResultComplete:
+		case kind == ResultInputRequired && mcp.MethodRequiresNameHeader(mcp.MCPMethod(r.Method)):
+			var in input
+			in, flaw = readInput(t.Declare, m.result)
+			resp.Asks, resp.RequestState = in.asks, in.state
+		case kind == ResultTask && r.Method == string(mcp.MethodToolsCall) && t.Declare.Tasks && c.offers&offersTasks != 0:
+			resp.Task, flaw = readTask(t.Declare, m.result)
+		default:
+			return protocolError("RESULT_TYPE_INVALID", "the server's result is of a type that was not asked for")
+		}
+		resp.ResultType = kind
 	}
-	if c.era != EraModern || m.members.raw[memberResultType] == nil {
-		return ResultComplete, nil
+	if flaw != "" {
+		resp.ResultType, resp.Asks, resp.RequestState, resp.Task = "", nil, nil, nil
+		return protocolError(ResultInvalid, "the server's result "+flaw)
 	}
-	kind, _ := text(m.members.raw[memberResultType])
-	switch {
-	case kind == ResultComplete:
-		return kind, nil
-	case kind == ResultInputRequired && mcp.MethodRequiresNameHeader(mcp.MCPMethod(method)):
-		return kind, nil
+	if resp.ResultType == "" {
+		resp.ResultType = ResultComplete
 	}
-	return "", protocolError("RESULT_TYPE_INVALID", "the server's result is of a type that was not asked for")
+	return nil
 }
 
 // shutdown closes the wire and waits for the watcher. It is called once.

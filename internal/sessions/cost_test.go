@@ -143,7 +143,7 @@ func BenchmarkClientCost(b *testing.B) {
 				resp.Release()
 				return err
 			}
-			meta := modernMeta("bulkhead", "test")
+			meta := modernMeta("bulkhead", "test", Capabilities{})
 			if era == EraLegacy {
 				meta = nil
 			}
@@ -181,7 +181,7 @@ func BenchmarkLargeCost(b *testing.B) {
 	}
 	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }, Transport: &http.Transport{}}
 	defer proxy.Transport.(*http.Transport).CloseIdleConnections()
-	body := encodeRequest(7, "tools/call", r.Params, modernMeta("bulkhead", "test"), nil)
+	body := encodeRequest(7, "tools/call", r.Params, modernMeta("bulkhead", "test", Capabilities{}), nil)
 	pass := func() error {
 		proxy.ServeHTTP(discard{http.Header{}}, must(http.NewRequest(http.MethodPost, "http://proxy/", bytes.NewReader(body))))
 		return nil

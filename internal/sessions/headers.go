@@ -21,7 +21,7 @@ func (c *conn) headers(r *Request) (map[string]string, error) {
 	}
 	method := mcp.MCPMethod(r.Method)
 	h := map[string]string{mcp.HeaderMethod: r.Method}
-	if mcp.MethodRequiresNameHeader(method) {
+	if mcp.MethodRequiresNameHeader(method) || isTask(r.Method) {
 		if v, ok := mcp.EncodeHeaderValue(r.Name); ok {
 			h[mcp.HeaderName] = v
 		}

@@ -24,13 +24,13 @@ import (
 type httpWire struct {
 	rt       http.RoundTripper
 	endpoint atomic.Pointer[url.URL]
+	conn     *conn
 	key      Key
 	target   Target
 	creds    Credentials
 	limits   *Limits
 	count    *counters
 	tasks    *tasks
-	changed  func(kind string)
 	// oneWay is set where answers do not come in the response to a POST.
 	oneWay bool
 	named  *url.URL // the endpoint as a server of HTTP+SSE named it
@@ -43,7 +43,8 @@ type httpWire struct {
 	lost atomic.Bool // the server forgot the session
 }
 
-func newHTTPWire(p *Pool, k Key, t Target, count *counters, changed func(string)) (*httpWire, error) {
+func newHTTPWire(p *Pool, c *conn) (*httpWire, error) {
+	t := c.target
 	u, err := p.egress.CheckURL(strings.ToLower(t.Transport)+".url", t.URL)
 	if err != nil {
 		return nil, err
@@ -51,7 +52,7 @@ func newHTTPWire(p *Pool, k Key, t Target, count *counters, changed func(string)
 	if t.Origin != "" && egress.Origin(u) != strings.TrimSuffix(t.Origin, "/") {
 		return nil, failure(fault.Precondition, fault.Host, "ORIGIN_MISMATCH", "the server's URL is not of the origin in its contract")
 	}
-	w := &httpWire{rt: p.egress.Pin(u).Transport, key: k, target: t, creds: p.creds, limits: &p.limits, count: count, tasks: &p.tasks, changed: changed}
+	w := &httpWire{rt: p.egress.Pin(u).Transport, conn: c, key: c.key, target: t, creds: p.creds, limits: &p.limits, count: &c.count, tasks: &p.tasks}
 	w.endpoint.Store(u)
 	return w, nil
 }
@@ -312,9 +313,7 @@ func (w *httpWire) take(m *message, x *exchange, rep *reply) bool {
 		rep.msg = *m
 		return true
 	case m.method != "" && m.id == nil:
-		if kind, ok := listKinds[m.method]; ok {
-			w.changed(kind)
-		}
+		w.conn.noticed(m, x.besides(), w.modern)
 	default:
 		w.count.stray.Add(1)
 	}
@@ -371,7 +370,7 @@ func (w *httpWire) events(ctx context.Context, e *eventReader, x *exchange, rep 
 			if *asked++; *asked > w.limits.ServerRequests {
 				return errTooLarge
 			}
-			w.serverAsks(ctx, m, rep)
+			w.serverAsks(m, x.besides())
 		default:
 			if w.take(&m, x, rep) {
 				e.keep()
@@ -381,19 +380,15 @@ func (w *httpWire) events(ctx context.Context, e *eventReader, x *exchange, rep 
 	}
 }
 
-// serverAsks answers a request of a legacy server. A modern server must not ask;
-// what it asks is counted and left alone.
-func (w *httpWire) serverAsks(ctx context.Context, m message, rep *reply) {
-	if w.modern || len(m.id) > 256 {
+// serverAsks serves a request of a legacy server, on the stream of own or on that
+// which all share. A modern server must not ask; what it asks is counted and left
+// alone.
+func (w *httpWire) serverAsks(m message, own *talk) {
+	if w.modern {
 		w.count.stray.Add(1)
 		return
 	}
-	if m.method != string(mcp.MethodPing) && rep.asked == "" {
-		rep.asked = shorten(m.method, 128)
-	}
-	ctx, cancel := context.WithTimeout(ctx, w.limits.Write)
-	defer cancel()
-	w.notify(ctx, encodeRefusal(m)) //nolint:errcheck // the server learns nothing; the call's own time-out still holds
+	w.conn.asked(w, &m, own)
 }
 
 // resume opens the stream that continues after the last event, as revision

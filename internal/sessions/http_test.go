@@ -453,7 +453,7 @@ func TestStreamedAnswersReuseTheConnection(t *testing.T) {
 		m, _ := parseMessage(body)
 		result := okResult
 		if m.method == "server/discover" {
-			result = `{"supportedVersions":["2026-07-28"],"capabilities":{}}`
+			result = `{"supportedVersions":["2026-07-28"],"capabilities":{"tools":{}}}`
 		}
 		w.Header().Set("Content-Type", "text/event-stream")
 		fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":%s,\"result\":%s}\n\n", m.id, result)
@@ -488,7 +488,7 @@ func TestHTTP2(t *testing.T) {
 			w.WriteHeader(http.StatusHTTPVersionNotSupported)
 			return
 		case m.method == "server/discover":
-			result = `{"supportedVersions":["2026-07-28"],"capabilities":{}}`
+			result = `{"supportedVersions":["2026-07-28"],"capabilities":{"tools":{}}}`
 		case m.method == "": // the headers of the refused one
 		case calls.Add(1) == 2:
 			panic(http.ErrAbortHandler)

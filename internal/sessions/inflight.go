@@ -11,16 +11,14 @@ type inflight struct {
 
 // waiter is a request in flight.
 type waiter struct {
-	answer  chan message
-	asked   string
-	patient bool
+	answer chan message
 }
 
 func newInflight() *inflight { return &inflight{pending: map[int64]*waiter{}} }
 
 // enter announces a request before it is sent. Every enter has its leave.
-func (f *inflight) enter(id int64, patient bool) *waiter {
-	wait := &waiter{answer: make(chan message, 1), patient: patient}
+func (f *inflight) enter(id int64) *waiter {
+	wait := &waiter{answer: make(chan message, 1)}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.pending[id] = wait
@@ -56,35 +54,9 @@ func (f *inflight) deliver(m *message) bool {
 	return false
 }
 
-// asks notes what the server asks for. Which call made it ask is known only while
-// one call is in flight.
-func (f *inflight) asks(method string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var call *waiter
-	for _, wait := range f.pending {
-		if wait.patient {
-			continue
-		}
-		if call != nil {
-			return
-		}
-		call = wait
-	}
-	if call != nil && call.asked == "" {
-		call.asked = shorten(method, 128)
-	}
-}
-
-func (f *inflight) askedOf(wait *waiter) string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return wait.asked
-}
-
 // judge turns the message that was delivered for an exchange into its reply.
-func (f *inflight) judge(x *exchange, wait *waiter, m message) (reply, error) {
-	rep := reply{msg: m, phase: Answered, asked: f.askedOf(wait)}
+func (f *inflight) judge(x *exchange, m message) (reply, error) {
+	rep := reply{msg: m, phase: Answered}
 	x.hold.adopt(m.hold)
 	if m.overBudget || !m.isResponse() {
 		rep.msg, rep.phase = message{}, MaybeSent

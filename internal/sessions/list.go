@@ -23,13 +23,12 @@ var lists = map[string]struct{ method, field string }{
 }
 
 // list reads all pages of one kind.
-func (c *conn) list(ctx context.Context, kind string) (Listing, error) {
+func (c *conn) list(ctx context.Context, t *Target, kind string) (Listing, error) {
 	out := Listing{
 		Items: []json.RawMessage{}, Scope: "private", ProtocolVersion: c.version, Era: c.era,
 		Capabilities: c.caps, ServerInfo: c.info, ListChanged: c.announced[kind],
 	}
-	declared := kind != KindDeclaration && member(c.caps, capabilityOf[kind]) != nil
-	if !declared && kind != KindTool {
+	if kind == KindDeclaration || member(c.caps, capabilityOf[kind]) == nil {
 		return out, nil
 	}
 	c.afterWatch(ctx)
@@ -41,14 +40,14 @@ func (c *conn) list(ctx context.Context, kind string) (Listing, error) {
 		if page >= c.pool.limits.ListPages {
 			return Listing{}, protocolError("LIST_TOO_LONG", "the server's list has too many pages")
 		}
-		resp, err := c.page(ctx, what.method, cursor, bytesLeft)
+		resp, err := c.page(ctx, t, what.method, cursor, bytesLeft)
 		if err != nil {
 			resp.Release()
 			return Listing{}, err
 		}
 		if e := resp.Error; e != nil {
 			resp.Release()
-			if e.Code == mcp.METHOD_NOT_FOUND && page == 0 && (!declared || kind == KindResourceTemplate) {
+			if e.Code == mcp.METHOD_NOT_FOUND && page == 0 && kind == KindResourceTemplate {
 				return out, nil
 			}
 			return Listing{}, protocolError("LIST_REFUSED", "the server refused to list with code "+strconv.FormatInt(e.Code, 10)).
@@ -81,7 +80,7 @@ func (c *conn) list(ctx context.Context, kind string) (Listing, error) {
 	return out, nil
 }
 
-func (c *conn) page(ctx context.Context, method string, cursor []byte, limit int64) (Response, error) {
+func (c *conn) page(ctx context.Context, t *Target, method string, cursor []byte, limit int64) (Response, error) {
 	params := json.RawMessage("{}")
 	if cursor != nil {
 		params = slices.Concat([]byte(`{"cursor":`), cursor, []byte{'}'})
@@ -90,7 +89,7 @@ func (c *conn) page(ctx context.Context, method string, cursor []byte, limit int
 		return Response{}, failure(fault.TooLarge, fault.Server, "LIST_TOO_LARGE", "the server's list exceeds the limit in bytes")
 	}
 	for again := false; ; {
-		resp, retry, err := c.do(ctx, &Request{Method: method, Params: params, ResultBytes: limit, Timeout: c.pool.limits.Call})
+		resp, retry, err := c.do(ctx, t, &Request{Method: method, Params: params, ResultBytes: limit, Timeout: c.pool.limits.Call})
 		if err != nil || !retry || again {
 			return resp, err
 		}

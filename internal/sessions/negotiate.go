@@ -110,7 +110,7 @@ func (c *conn) discover(ctx context.Context) (reply, error) {
 	defer hold.release() // only small parts of the answer are kept, as copies
 	return c.wire.exchange(ctx, &exchange{
 		id: id, method: string(mcp.MethodServerDiscover), hold: hold, limit: c.pool.limits.ListBytes,
-		body:    encodeRequest(id, string(mcp.MethodServerDiscover), nil, c.pool.meta, nil),
+		body:    encodeRequest(id, string(mcp.MethodServerDiscover), nil, c.pool.meta[c.target.Declare.index()], nil),
 		headers: map[string]string{mcp.HeaderMethod: string(mcp.MethodServerDiscover)}, patient: true,
 	})
 }
@@ -252,8 +252,9 @@ func (c *conn) initialize(ctx context.Context, offered []string, known string) e
 			break
 		}
 	}
+	c.declared = c.target.Declare.inHandshake(want)
 	c.wire.speak(EraLegacy, "")
-	params, err := json.Marshal(map[string]any{"protocolVersion": want, "capabilities": struct{}{}, "clientInfo": c.pool.clientInfo})
+	params, err := json.Marshal(map[string]any{"protocolVersion": want, "capabilities": json.RawMessage(c.declared.legacy(want)), "clientInfo": c.pool.clientInfo})
 	if err != nil {
 		return fault.Wrap(err, "encode initialize")
 	}
@@ -295,6 +296,32 @@ func (c *conn) initialize(ctx context.Context, offered []string, known string) e
 		// The handshake is done; servers that choke on the notification work anyway.
 		c.pool.log.WarnContext(ctx, "server refused notifications/initialized", "tenant", c.key.Tenant.String(), "server", c.key.Server, "error", err)
 	}
+	return c.askForLogs(ctx)
+}
+
+// askForLogs asks a legacy server for its log messages, once. That it refuses them
+// is no reason to do without the server.
+func (c *conn) askForLogs(ctx context.Context) error {
+	level := levelOf(c.target.LogLevel)
+	if level == 0 || c.offers&offersLogging == 0 {
+		return nil
+	}
+	c.logLevel.Store(int32(level)) // messages may come before the answer
+	id := c.nextID.Add(1)
+	hold := c.pool.lease(c.key.Tenant)
+	defer hold.release()
+	rep, err := c.wire.exchange(ctx, &exchange{
+		id: id, method: string(mcp.MethodSetLogLevel), hold: hold, limit: envelopeSlack,
+		body: encodeRequest(id, string(mcp.MethodSetLogLevel), []byte(`{"level":"`+logLevels[level-1]+`"}`), nil, nil),
+	})
+	if err == nil && rep.msg.err == nil {
+		return nil
+	}
+	c.logLevel.Store(0)
+	if ctx.Err() != nil || rep.renew && err != nil {
+		return err
+	}
+	c.pool.log.InfoContext(ctx, "server refused logging/setLevel", "tenant", c.key.Tenant.String(), "server", c.key.Server, "error", err)
 	return nil
 }
 

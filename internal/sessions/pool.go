@@ -53,7 +53,7 @@ type Pool struct {
 	runtimes   map[string]Runtime
 	tempDir    string
 	limits     Limits
-	meta       []byte
+	meta       [declarations][]byte
 	clientInfo mcp.Implementation
 	onChange   atomic.Pointer[func(Change)]
 	spawn      *spawner
@@ -120,7 +120,9 @@ func NewPool(cfg PoolConfig) *Pool {
 		p.clientInfo.Version = "dev"
 	}
 	p.answers = newBudget(p.limits.AnswerBytes, p.limits.TenantAnswerBytes)
-	p.meta = modernMeta(p.clientInfo.Name, p.clientInfo.Version)
+	for i := range p.meta {
+		p.meta[i] = modernMeta(p.clientInfo.Name, p.clientInfo.Version, declarationOf(i))
+	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.tasks.run(p.sweeping)
 	return p
@@ -150,7 +152,7 @@ func (p *Pool) Do(ctx context.Context, k Key, t Target, r Request) (Response, er
 	var waited time.Duration
 	for again := false; ; {
 		began := time.Now()
-		c, err := p.acquireTurn(ctx, k, t, &r)
+		c, err := p.acquireTurn(ctx, k, &t, &r)
 		waited += time.Since(began)
 		if err != nil {
 			resp := Response{Timings: Timings{Negotiation: waited}}
@@ -161,7 +163,7 @@ func (p *Pool) Do(ctx context.Context, k Key, t Target, r Request) (Response, er
 			}
 			return resp, err
 		}
-		resp, retry, err := c.do(ctx, &r)
+		resp, retry, err := c.do(ctx, &t, &r)
 		c.passTurn()
 		p.release(c)
 		p.alarmed(k, t, err)
@@ -176,7 +178,7 @@ func (p *Pool) Do(ctx context.Context, k Key, t Target, r Request) (Response, er
 
 // checkRequest refuses what only a fault of ours can bring.
 func checkRequest(method string, r *Request) error {
-	if !mcp.MethodRequiresNameHeader(mcp.MCPMethod(method)) {
+	if _, known := needs[method]; !known || method == string(mcp.MethodSetLogLevel) || subscribes(method) {
 		return fault.New(fault.Internal, "METHOD_INVALID", "the method is not one that calls may use")
 	}
 	if err := checkParams(r.Params); err != nil {
@@ -197,7 +199,7 @@ func (p *Pool) List(ctx context.Context, k Key, t Target, kind string) (Listing,
 	}
 	for again := false; ; again = true {
 		began := time.Now()
-		c, err := p.acquire(ctx, k, t)
+		c, err := p.acquire(ctx, k, &t, true)
 		if err != nil {
 			var ce *connectError
 			if errors.As(err, &ce) {
@@ -205,7 +207,7 @@ func (p *Pool) List(ctx context.Context, k Key, t Target, kind string) (Listing,
 			}
 			return Listing{}, err
 		}
-		out, err := c.list(ctx, kind)
+		out, err := c.list(ctx, &t, kind)
 		if c.opened.After(began) {
 			out.Negotiation = c.negotiation
 		}
@@ -218,8 +220,9 @@ func (p *Pool) List(ctx context.Context, k Key, t Target, kind string) (Listing,
 	}
 }
 
-// acquire returns the connection of a key with one more user on it.
-func (p *Pool) acquire(ctx context.Context, k Key, t Target) (*conn, error) {
+// acquire returns the connection of a key with one more user on it. One that was
+// declared otherwise than the target says is ended, unless any will do.
+func (p *Pool) acquire(ctx context.Context, k Key, t *Target, any bool) (*conn, error) {
 	for {
 		s, trial, err := p.slot(k, t)
 		if err != nil {
@@ -246,6 +249,10 @@ func (p *Pool) acquire(ctx context.Context, k Key, t Target) (*conn, error) {
 		c := s.c
 		if !t.allowed(c.version) {
 			p.drop(c, "the contract no longer allows the negotiated version", false)
+			continue
+		}
+		if !any && !c.agrees(t) {
+			p.drop(c, "what is declared to the server has changed", false)
 			continue
 		}
 		c.mu.Lock()
@@ -278,7 +285,7 @@ func (p *Pool) release(c *conn) {
 
 // slot returns the key's slot and starts connecting when there is none. Where the
 // server is being tried after a pause, it returns that trial instead.
-func (p *Pool) slot(k Key, t Target) (s *slot, trial <-chan struct{}, err error) {
+func (p *Pool) slot(k Key, t *Target) (s *slot, trial <-chan struct{}, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -290,7 +297,7 @@ func (p *Pool) slot(k Key, t Target) (s *slot, trial <-chan struct{}, err error)
 	if trial, err := p.paused(k); trial != nil || err != nil {
 		return nil, trial, err
 	}
-	if err := p.admit(k, t); err != nil {
+	if err := p.admit(k, *t); err != nil {
 		return nil, nil, err
 	}
 	s = &slot{ready: make(chan struct{})}
@@ -298,8 +305,13 @@ func (p *Pool) slot(k Key, t Target) (s *slot, trial <-chan struct{}, err error)
 	p.tenants[k.Tenant]++
 	p.servers[serverOf(k)]++
 	p.try(k, s)
-	p.tasks.run(func() { p.open(s, k, t) })
+	p.start(s, k, *t)
 	return s, nil, nil
+}
+
+// start opens a slot in the background.
+func (p *Pool) start(s *slot, k Key, t Target) {
+	p.tasks.run(func() { p.open(s, k, t) })
 }
 
 // open connects a slot.
@@ -372,7 +384,7 @@ func (p *Pool) connect(ctx context.Context, c *conn) (err error) {
 	defer func() { c.negotiation = time.Since(c.opened) }()
 	switch c.target.Transport {
 	case TransportHTTP:
-		w, err := newHTTPWire(p, c.key, c.target, &c.count, c.changed)
+		w, err := newHTTPWire(p, c)
 		if err != nil {
 			return err
 		}
@@ -396,32 +408,6 @@ func (p *Pool) connect(ctx context.Context, c *conn) (err error) {
 		return failure(fault.Unimplemented, fault.Host, "TRANSPORT_UNSUPPORTED", "this transport is not supported")
 	}
 	return c.negotiate(ctx)
-}
-
-// announces reports whether there is a stream of changes to watch.
-func (c *conn) announces() bool { return len(c.announced) > 0 && !c.oneChannel() }
-
-// watch starts the watcher of a connection whose server announces changes.
-func (p *Pool) watch(c *conn) {
-	if c.watchTried == nil {
-		return
-	}
-	ctx, cancel := context.WithCancel(p.ctx)
-	c.mu.Lock()
-	gone := c.ended
-	if !gone {
-		c.stopWatch = cancel
-	}
-	c.mu.Unlock()
-	if gone {
-		cancel()
-		close(c.watchTried)
-		return
-	}
-	p.tasks.run(func() {
-		defer cancel()
-		c.watching(ctx)
-	})
 }
 
 // drop ends a connection for new users. Requests in flight go on; the last one

@@ -83,13 +83,15 @@ func (m *members) parts() Parts {
 }
 
 // ReadResult makes the response of a server of the modern era that answered
-// tools/call with this result, as Do would, for what stands in for a Pool.
+// tools/call with this result, as Do would for a target that declares everything.
+// It is for what stands in for a Pool, and for the result of a task.
 func ReadResult(result json.RawMessage) (Response, error) {
-	c := conn{era: EraModern, version: mcp.ProtocolVersion20260728}
+	c := conn{era: EraModern, version: mcp.ProtocolVersion20260728, offers: offersTasks}
 	rep := reply{phase: Answered}
 	s := scanner{data: result}
 	if err := rep.msg.scanResult(&s); err != nil {
 		return Response{Phase: MaybeSent}, protocolError("ANSWER_INVALID", "the server's answer is not valid JSON-RPC").Cause(err)
 	}
-	return c.respond(string(mcp.MethodToolsCall), &rep, nil)
+	all := Target{Declare: declarationOf(declarations - 1)}
+	return c.respond(&all, &Request{Method: string(mcp.MethodToolsCall)}, &rep, nil)
 }

@@ -24,7 +24,6 @@ type sseWire struct {
 	get      *httpWire                // the stream's URL
 	post     atomic.Pointer[httpWire] // the endpoint; nil until the server named it
 	requests *inflight
-	answers  chan []byte // to the server's own requests
 	named    chan struct{}
 	dead     chan struct{}
 	failed   atomic.Bool // fail was called
@@ -37,18 +36,14 @@ type sseWire struct {
 	closing bool
 }
 
-// answersWaiting bounds the answers to a server's own requests that wait to be
-// posted. A server that asks faster than it takes answers loses the rest.
-const answersWaiting = 64
-
 func newSSEWire(p *Pool, c *conn) (*sseWire, error) {
-	get, err := newHTTPWire(p, c.key, c.target, &c.count, c.changed)
+	get, err := newHTTPWire(p, c)
 	if err != nil {
 		return nil, err
 	}
 	w := &sseWire{
 		conn: c, limits: &p.limits, tasks: &p.tasks, get: get, requests: newInflight(),
-		answers: make(chan []byte, answersWaiting), named: make(chan struct{}), dead: make(chan struct{}),
+		named: make(chan struct{}), dead: make(chan struct{}),
 	}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w, nil
@@ -75,7 +70,6 @@ func (w *sseWire) open(ctx context.Context) (reply, error) {
 		defer resp.Body.Close() //nolint:errcheck // read as far as it goes
 		w.read(resp.Request.URL, body)
 	})
-	w.tasks.run(w.answering)
 	patience := time.NewTimer(w.limits.Probe)
 	defer patience.Stop()
 	select {
@@ -153,7 +147,7 @@ func (w *httpWire) openStream(ctx context.Context, u *url.URL, lastID string) (*
 
 // oneWayTo returns a wire that only posts, to an endpoint of the same origin.
 func (w *httpWire) oneWayTo(u *url.URL, version string) *httpWire {
-	to := &httpWire{rt: w.rt, key: w.key, target: w.target, creds: w.creds, limits: w.limits, count: w.count, tasks: w.tasks, changed: w.changed,
+	to := &httpWire{rt: w.rt, conn: w.conn, key: w.key, target: w.target, creds: w.creds, limits: w.limits, count: w.count, tasks: w.tasks,
 		oneWay: true, named: u, version: version}
 	to.endpoint.Store(u)
 	return to
@@ -220,7 +214,7 @@ type posted struct {
 // exchange implements wire. The answer may come before the POST has ended, so the
 // POST runs beside the wait for it.
 func (w *sseWire) exchange(ctx context.Context, x *exchange) (reply, error) {
-	wait := w.requests.enter(x.id, x.patient)
+	wait := w.requests.enter(x.id)
 	defer w.requests.leave(x.id, wait)
 	done, left := make(chan posted), make(chan struct{})
 	defer close(left)
@@ -245,32 +239,31 @@ func (w *sseWire) exchange(ctx context.Context, x *exchange) (reply, error) {
 				p := <-done // so that it is known where redirects led before a call
 				p.hold.release()
 			}
-			return w.requests.judge(x, wait, m)
+			return w.requests.judge(x, m)
 		case p := <-done:
 			x.hold.adopt(p.hold)
 			if p.err != nil || p.rep.msg.err != nil {
-				return w.refused(wait, p)
+				return w.refused(p)
 			}
 			accepted, done = true, nil
 		case <-ctx.Done():
 			cancel()
-			return w.unanswered(x, wait, accepted, done, ended(ctx))
+			return w.unanswered(x, accepted, done, ended(ctx))
 		case <-w.dead:
 			select {
 			case m := <-wait.answer:
 				cancel()
-				return w.requests.judge(x, wait, m)
+				return w.requests.judge(x, m)
 			default:
 			}
 			cancel()
-			return w.unanswered(x, wait, accepted, done, w.cause)
+			return w.unanswered(x, accepted, done, w.cause)
 		}
 	}
 }
 
 // refused judges a POST that the server refused or that did not arrive.
-func (w *sseWire) refused(wait *waiter, p posted) (reply, error) {
-	p.rep.asked = w.requests.askedOf(wait)
+func (w *sseWire) refused(p posted) (reply, error) {
 	switch {
 	case p.rep.status == http.StatusNotFound && p.rep.msg.err == nil:
 		p.rep.renew = true
@@ -284,19 +277,18 @@ func (w *sseWire) refused(wait *waiter, p posted) (reply, error) {
 
 // unanswered ends the wait for an answer that will not come. When the POST still
 // runs, it is stopped and says how far it came.
-func (w *sseWire) unanswered(x *exchange, wait *waiter, accepted bool, done <-chan posted, err error) (reply, error) {
+func (w *sseWire) unanswered(x *exchange, accepted bool, done <-chan posted, err error) (reply, error) {
 	rep := reply{phase: MaybeSent}
 	if !accepted {
 		p := <-done
 		p.hold.release()
 		switch {
 		case p.rep.phase == Answered:
-			return w.refused(wait, p)
+			return w.refused(p)
 		case p.err != nil:
 			rep.phase = p.rep.phase
 		}
 	}
-	rep.asked = w.requests.askedOf(wait)
 	if rep.phase == MaybeSent && !x.patient && !w.failed.Load() {
 		w.post.Load().cancelAtServer(x.id)
 	}

@@ -1,13 +1,10 @@
 package sessions
 
 import (
-	"context"
 	"errors"
 	"io"
 	"net/url"
 	"time"
-
-	"github.com/mark3labs/mcp-go/mcp"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 )
@@ -103,44 +100,11 @@ func (w *sseWire) take(m *message) bool {
 		}
 		w.conn.count.stray.Add(1)
 	case m.isRequest():
-		w.serverAsks(m)
+		w.conn.asked(w, m, nil)
 	case m.method != "":
-		if kind, ok := listKinds[m.method]; ok {
-			w.conn.changed(kind)
-		}
+		w.conn.noticed(m, nil, false)
 	default:
 		w.conn.count.stray.Add(1)
 	}
 	return false
-}
-
-// serverAsks queues the answer to a request of the server. The reader must not
-// wait for the server to take it.
-func (w *sseWire) serverAsks(m *message) {
-	if m.method != string(mcp.MethodPing) {
-		w.requests.asks(m.method)
-	}
-	if len(m.id) > 256 {
-		w.conn.count.stray.Add(1)
-		return
-	}
-	select {
-	case w.answers <- encodeRefusal(*m):
-	default:
-		w.conn.count.stray.Add(1)
-	}
-}
-
-// answering posts what answers the server's requests, one after the other.
-func (w *sseWire) answering() {
-	for {
-		select {
-		case <-w.ctx.Done():
-			return
-		case body := <-w.answers:
-			ctx, cancel := context.WithTimeout(w.ctx, w.limits.Write)
-			w.notify(ctx, body) //nolint:errcheck // the server learns nothing; the call's own time-out still holds
-			cancel()
-		}
-	}
 }

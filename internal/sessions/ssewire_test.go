@@ -180,7 +180,7 @@ func TestSSE_RedirectsWithinTheOrigin(t *testing.T) {
 	t.Parallel()
 	s := mcptest.NewSSE(t, "2024-11-05")
 	s.On("GET", mcptest.WithHeader("Location", "/sse/", mcptest.Status(307, "", "")), s.Open(mcptest.Endpoint("message?sessionId=1")))
-	s.On("initialize", mcptest.WithHeader("Location", "/other/", mcptest.Status(307, "", "")), s.Streamed(mcptest.Result(`{"protocolVersion":"2024-11-05","capabilities":{}}`)))
+	s.On("initialize", mcptest.WithHeader("Location", "/other/", mcptest.Status(307, "", "")), s.Streamed(mcptest.Result(`{"protocolVersion":"2024-11-05","capabilities":{"tools":{}}}`)))
 	p := newPool(t, nil)
 	resp, err := p.Do(t.Context(), keyOf(t, "a"), sseTarget(s.URL), echo())
 	succeed(t, resp, err)
@@ -325,7 +325,7 @@ func TestSSE_OrderAndIdentity(t *testing.T) {
 	p := newPool(t, nil)
 	k := keyOf(t, "a")
 	resp, err := p.Do(t.Context(), k, sseTarget(s.URL), echo())
-	if f, ok := fault.As(err); !ok || f.Reason != "SERVER_ASKED" || string(resp.Result) != okResult {
+	if err != nil || string(resp.Result) != okResult {
 		t.Fatalf("%+v %v", resp, err)
 	}
 	bodies := fmt.Sprint(s.Seen("POST")[0].Body, s.Seen("POST")[1].Body)
@@ -354,7 +354,7 @@ func TestSSE_FloodOfPings(t *testing.T) {
 	resp, err := p.Do(t.Context(), k, sseTarget(s.URL), echo())
 	succeed(t, resp, err)
 	s.Wait(t, "POST", 1)
-	if got := s.Seen("POST")[0].Body; got != `{"jsonrpc":"2.0","id":"p0-0","result":{}}` {
+	if got := s.Seen("POST")[0].Body; !strings.HasPrefix(got, `{"jsonrpc":"2.0","id":"p0-`) || !strings.HasSuffix(got, `,"result":{}}`) {
 		t.Errorf("answered %s", got)
 	}
 	if info := p.Connections(k.Tenant, anyKey)[0]; info.State != StateInitialized || info.Stray == 0 {
@@ -429,7 +429,7 @@ func TestSSE_VersionRules(t *testing.T) {
 		{"other origin", "2024-11-05", "ORIGIN_MISMATCH", func(t *Target) { t.Origin = "https://calendar.example" }},
 	} {
 		s := mcptest.NewSSE(t, c.version)
-		s.On("initialize", s.Streamed(mcptest.Result(`{"protocolVersion":"`+c.version+`","capabilities":{}}`)))
+		s.On("initialize", s.Streamed(mcptest.Result(`{"protocolVersion":"`+c.version+`","capabilities":{"tools":{}}}`)))
 		target := sseTarget(s.URL)
 		c.change(&target)
 		resp, err := newPool(t, nil).Do(t.Context(), keyOf(t, "a"), target, echo())

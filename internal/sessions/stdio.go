@@ -123,7 +123,7 @@ func (w *stdioWire) fail(why string) {
 
 // exchange implements wire.
 func (w *stdioWire) exchange(ctx context.Context, x *exchange) (reply, error) {
-	wait := w.requests.enter(x.id, x.patient)
+	wait := w.requests.enter(x.id)
 	defer w.requests.leave(x.id, wait)
 	phase, err := w.write(ctx, x.body, x.beforeSend)
 	if err != nil {
@@ -132,7 +132,7 @@ func (w *stdioWire) exchange(ctx context.Context, x *exchange) (reply, error) {
 	rep := reply{phase: MaybeSent}
 	select {
 	case m := <-wait.answer:
-		return w.requests.judge(x, wait, m)
+		return w.requests.judge(x, m)
 	case <-ctx.Done():
 		err = ended(ctx)
 		if !x.patient {
@@ -141,12 +141,11 @@ func (w *stdioWire) exchange(ctx context.Context, x *exchange) (reply, error) {
 	case <-w.dead:
 		select {
 		case m := <-wait.answer:
-			return w.requests.judge(x, wait, m)
+			return w.requests.judge(x, m)
 		default:
 		}
 		err = failure(fault.Unavailable, fault.Transport, "SERVER_ENDED", "the server's program ended before it answered")
 	}
-	rep.asked = w.requests.askedOf(wait)
 	return rep, err
 }
 
@@ -230,7 +229,7 @@ func oneLine(body []byte) ([]byte, error) {
 
 // watch implements wire for modern servers: subscriptions/listen on the one pipe.
 func (w *stdioWire) watch(ctx context.Context, want *watch) (end watchEnd) {
-	wait := w.requests.enter(want.id, true)
+	wait := w.requests.enter(want.id)
 	w.mu.Lock()
 	w.listen = want
 	w.mu.Unlock()

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
 )
@@ -134,18 +133,23 @@ func (w *stdioWire) take(m *message) (delivered bool) {
 	case m.method == "":
 		return w.deliver(m)
 	case m.isRequest():
-		w.serverAsks(m)
-	case m.method != "":
 		w.mu.Lock()
-		listen := w.listen
+		modern := w.modern
 		w.mu.Unlock()
-		if listen == nil {
-			if kind, ok := listKinds[m.method]; ok {
-				w.conn.changed(kind)
-			}
+		if modern {
+			w.conn.count.stray.Add(1) // a modern server must not ask
 			return false
 		}
-		if listen.note(m) {
+		w.conn.asked(w, m, nil)
+	case m.method != "":
+		w.mu.Lock()
+		listen, modern := w.listen, w.modern
+		w.mu.Unlock()
+		if listen == nil {
+			w.conn.noticed(m, nil, modern)
+			return false
+		}
+		if listen.note(m, modern) {
 			w.deliver(&message{id: []byte(formatID(listen.id)), result: []byte("{}")})
 		}
 	default:
@@ -161,36 +165,6 @@ func (w *stdioWire) deliver(m *message) bool {
 		w.conn.count.stray.Add(1)
 	}
 	return ok
-}
-
-// serverAsks answers a request of a legacy server.
-func (w *stdioWire) serverAsks(m *message) {
-	w.mu.Lock()
-	modern := w.modern
-	w.mu.Unlock()
-	if !modern && m.method != string(mcp.MethodPing) {
-		w.requests.asks(m.method)
-	}
-	if modern || len(m.id) > 256 {
-		w.conn.count.stray.Add(1)
-		return
-	}
-	// The reader must not wait for the child to read; a child that neither reads nor
-	// stops asking loses its answers.
-	body := encodeRefusal(*m)
-	select {
-	case w.writing <- struct{}{}:
-		line, err := oneLine(body)
-		if err == nil {
-			w.proc.stdin.SetWriteDeadline(time.Now().Add(time.Second)) //nolint:errcheck // the write fails by itself then
-			if n, err := w.proc.stdin.Write(line); err != nil && n > 0 {
-				defer w.fail("the server's program no longer reads")
-			}
-		}
-		<-w.writing
-	case <-time.After(time.Second):
-		w.conn.count.stray.Add(1)
-	}
 }
 
 // diagnostics logs what the child writes to standard error, up to the limit, and

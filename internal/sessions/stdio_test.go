@@ -244,7 +244,7 @@ func TestStdio_CancelNullErrorStringIDAndRequests(t *testing.T) {
 	resp, err = p.Do(t.Context(), k, target, tool("string id"))
 	succeed(t, resp, err)
 	resp, err = p.Do(t.Context(), k, target, tool("ask"))
-	expect(t, resp, err, "SERVER_ASKED", fault.Host, Answered)
+	succeed(t, resp, err)
 	if !strings.Contains(string(resp.Result), `\"id\":\"a1\",\"error\":{\"code\":-32601`) || !strings.Contains(string(resp.Result), `\"id\":\"a2\",\"result\":{}`) {
 		t.Fatalf("%s", resp.Result)
 	}

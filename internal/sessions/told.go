@@ -45,12 +45,15 @@ func (c *conn) describe() ConnectionInfo {
 
 // opens returns what can be told of a connection that is still opening.
 func (c *conn) opens() ConnectionInfo {
+	c.talkMu.Lock()
+	logs := slices.Clone(c.logs)
+	c.talkMu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return ConnectionInfo{
 		ID: c.id, Key: c.key, ServerName: c.target.ServerName, Transport: c.target.Transport, State: c.state,
 		Opened: c.opened, LastUsed: c.lastUsed, Active: c.active, Watching: c.watchOpen, Stages: slices.Clone(c.stages),
-		Stray: c.count.stray.Load(), Garbage: c.count.garbage.Load(),
+		Stray: c.count.stray.Load(), Garbage: c.count.garbage.Load(), Logs: logs,
 	}
 }
 

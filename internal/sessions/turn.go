@@ -33,9 +33,9 @@ func (c *conn) oneAtATime() bool {
 
 // acquireTurn is acquire for a call: where calls run one at a time, it returns
 // when it is this one's turn. passTurn and release follow.
-func (p *Pool) acquireTurn(ctx context.Context, k Key, t Target, r *Request) (*conn, error) {
+func (p *Pool) acquireTurn(ctx context.Context, k Key, t *Target, r *Request) (*conn, error) {
 	for {
-		c, err := p.acquire(ctx, k, t)
+		c, err := p.acquire(ctx, k, t, false)
 		if err != nil || !c.oneAtATime() {
 			return c, err
 		}

@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"math/rand/v2"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
@@ -19,8 +17,8 @@ type watch struct {
 	body []byte
 	// opened is called when the stream is known to be open.
 	opened func()
-	// changed is called for each change.
-	changed func(kind string)
+	// conn takes what is told on the stream.
+	conn *conn
 }
 
 // watchEnd says how a stream of changes ended.
@@ -94,7 +92,7 @@ func (w *httpWire) watch(ctx context.Context, want *watch) (end watchEnd) {
 
 // follow reads a stream of changes to its end and returns the server's retry hint.
 func (w *httpWire) follow(ctx context.Context, stream io.Reader, want *watch) (hint time.Duration, refused bool) {
-	e := newEventReader(stream, streamLimits{event: envelopeSlack, lines: w.limits.EventLines, total: w.limits.NoiseBytes})
+	e := newEventReader(stream, streamLimits{event: envelopeSlack + maxAsk, lines: w.limits.EventLines, total: w.limits.NoiseBytes})
 	asked, minute := 0, time.Now()
 	for {
 		ev, err := e.next()
@@ -115,14 +113,13 @@ func (w *httpWire) follow(ctx context.Context, stream io.Reader, want *watch) (h
 			if asked++; asked > w.limits.ServerRequests {
 				return e.retry, false
 			}
-			var ignored reply
-			w.serverAsks(ctx, m, &ignored)
+			w.serverAsks(m, nil)
 		case m.isResponse():
 			if w.modern && m.answers(want.id) {
 				return e.retry, m.err != nil
 			}
 			w.count.stray.Add(1)
-		case want.note(&m):
+		case want.note(&m, w.modern):
 			return e.retry, false
 		}
 	}
@@ -130,18 +127,17 @@ func (w *httpWire) follow(ctx context.Context, stream io.Reader, want *watch) (h
 
 // note judges a notification on a stream of changes and reports whether it ends
 // the stream.
-func (want *watch) note(m *message) (over bool) {
+func (want *watch) note(m *message, modern bool) (over bool) {
 	switch m.method {
 	case string(mcp.MethodNotificationSubscriptionsAcknowledged):
 		want.opened()
 	case string(mcp.MethodNotificationCancelled):
 		named := message{id: member(m.params, "requestId")}
-		return want.body != nil && named.answers(want.id)
-	default:
-		if kind, ok := listKinds[m.method]; ok {
-			want.changed(kind)
+		if modern {
+			return named.answers(want.id)
 		}
 	}
+	want.conn.noticed(m, nil, modern)
 	return false
 }
 
@@ -149,46 +145,4 @@ func (want *watch) note(m *message) (over bool) {
 // comes: legacy servers do, on the pipe of stdio and on the stream of HTTP+SSE.
 func (c *conn) oneChannel() bool {
 	return c.era == EraLegacy && c.target.Transport != TransportHTTP
-}
-
-// watching runs until ctx ends: it holds the stream of changes open. It reports
-// the new connection, and a gap each time the stream breaks and each time it
-// opens after something was listed.
-func (c *conn) watching(ctx context.Context) {
-	pause := c.pool.limits.Reopen
-	tried := sync.OnceFunc(func() { close(c.watchTried) })
-	defer tried()
-	c.changed(connected) // what was listed before this connection may be out of date
-	for {
-		id := c.nextID.Add(1)
-		w := &watch{id: id, changed: c.changed, opened: func() { c.watchOpened(tried) }}
-		if c.era == EraModern {
-			w.body = encodeRequest(id, string(mcp.MethodSubscriptionsListen), listenParams(c.announced), c.pool.meta, nil)
-		}
-		end := c.wire.watch(ctx, w)
-		was := c.setWatching(false)
-		tried()
-		if ctx.Err() != nil || end.refused {
-			return
-		}
-		if was {
-			c.mu.Lock()
-			c.listed = true // what was listed under this stream is before the next one
-			c.mu.Unlock()
-			c.changed("")
-		}
-		if end.lived > time.Minute {
-			pause = c.pool.limits.Reopen
-		}
-		if sleep(ctx, max(jitter(pause), end.retry)) != nil {
-			return
-		}
-		pause = min(2*pause, c.pool.limits.MaxReopen)
-	}
-}
-
-// jitter spreads d over [d, 1.5 d), so that a restarted server is not met by all
-// at once and the least pause still holds.
-func jitter(d time.Duration) time.Duration {
-	return d + time.Duration(rand.Int64N(int64(d)/2+1))
 }

@@ -41,6 +41,8 @@ type exchange struct {
 	beforeSend func() error
 	// patient is set for requests that must not be cancelled at the server.
 	patient bool
+	// beside is what goes on beside the request, nil for nothing.
+	beside *talk
 	// hold is what the answer has of the budget; nil counts nothing.
 	hold *lease
 }
@@ -52,9 +54,6 @@ type reply struct {
 	status     int
 	challenge  string
 	retryAfter time.Duration
-	// asked is the first method that the server asked of us meanwhile and that we
-	// do not offer.
-	asked string
 	// renew means that the connection must not be used again, and doubt that it was
 	// the refusal that spoke against it.
 	renew, doubt bool
@@ -130,15 +129,15 @@ var emptyAnswer = protocolError("ANSWER_EMPTY", "the server's answer carries nei
 // knownVersions are the protocol versions this build speaks, newest first.
 var knownVersions = mcp.ValidProtocolVersions
 
-// modernMeta is the _meta of the protocol for every modern request, without the
-// closing brace. No capability is declared, since none is served yet.
-func modernMeta(name, version string) []byte {
+// modernMeta is the _meta of the protocol for a modern request that declares these
+// capabilities, without the closing brace.
+func modernMeta(name, version string, declared Capabilities) []byte {
 	info, err := json.Marshal(map[string]string{"name": name, "version": version})
 	if err != nil {
 		panic(err) // two strings always encode
 	}
 	return []byte(`{"` + mcp.MetaKeyProtocolVersion + `":"` + mcp.ProtocolVersion20260728 + `","` +
-		mcp.MetaKeyClientInfo + `":` + string(info) + `,"` + mcp.MetaKeyClientCapabilities + `":{}`)
+		mcp.MetaKeyClientInfo + `":` + string(info) + `,"` + mcp.MetaKeyClientCapabilities + `":` + declared.modern())
 }
 
 // encodeRequest writes a JSON-RPC request around raw parameters. meta is the open
@@ -199,15 +198,6 @@ func encodeCancel(id int64) []byte {
 	return encodeNotification(string(mcp.MethodNotificationCancelled), `{"requestId":`+strconv.FormatInt(id, 10)+`,"reason":"the caller stopped waiting"}`)
 }
 
-// encodeRefusal answers a request of the server: ping with an empty result, all
-// else with "method not found", since nothing else was declared.
-func encodeRefusal(m message) []byte {
-	if m.method == string(mcp.MethodPing) {
-		return []byte(`{"jsonrpc":"2.0","id":` + string(m.id) + `,"result":{}}`)
-	}
-	return []byte(`{"jsonrpc":"2.0","id":` + string(m.id) + `,"error":{"code":-32601,"message":"method not found: this client does not offer it"}}`)
-}
-
 // checkParams refuses parameters that are no JSON object or bring their own _meta.
 func checkParams(params []byte) error {
 	if len(params) == 0 {
@@ -231,7 +221,7 @@ func checkParams(params []byte) error {
 
 func checkMeta(meta map[string]json.RawMessage) error {
 	for k, v := range meta {
-		if strings.HasPrefix(k, "io.modelcontextprotocol/") || !json.Valid(v) {
+		if strings.HasPrefix(k, "io.modelcontextprotocol/") || k == "progressToken" || !json.Valid(v) {
 			return fault.New(fault.Internal, "META_INVALID", "a member of _meta is reserved or no JSON")
 		}
 	}
