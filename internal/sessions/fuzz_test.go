@@ -164,11 +164,11 @@ func FuzzPages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte, modern bool) {
 		p := &Pool{limits: Limits{ListItems: 8, ListPages: 6, ListBytes: 4 << 10}.withDefaults(), answers: newBudget(1<<20, 1<<20), eras: map[registration]eraNote{}}
 		w := &pagesWire{pages: bytes.Split(in, []byte{0})}
-		c := &conn{pool: p, era: EraLegacy, version: mcp.ProtocolVersion20251125, target: Target{Transport: TransportHTTP}, wire: w}
+		c := &conn{pool: p, era: EraLegacy, version: mcp.ProtocolVersion20251125, target: Target{Transport: TransportHTTP}, wire: w, caps: []byte(`{"tools":{}}`)}
 		if modern {
 			c.era, c.version = EraModern, mcp.ProtocolVersion20260728
 		}
-		out, err := c.list(t.Context(), KindTool)
+		out, err := c.list(t.Context(), &Target{}, KindTool)
 		if w.asked > 6 || w.bytes > 4<<10 {
 			t.Fatalf("%d pages with %d bytes were read", w.asked, w.bytes)
 		}
@@ -215,7 +215,7 @@ func FuzzLines(f *testing.F) {
 	}
 	f.Cleanup(func() { null.Close() })
 	f.Fuzz(func(t *testing.T, in []byte, piece uint16, batches bool) {
-		p := &Pool{log: quietLog(), limits: Limits{LineBytes: 1 << 10}.withDefaults(), answers: newBudget(1<<20, 1<<20), slots: map[Key]*slot{}}
+		p := &Pool{ctx: context.Background(), log: quietLog(), limits: Limits{LineBytes: 1 << 10}.withDefaults(), answers: newBudget(1<<20, 1<<20), slots: map[Key]*slot{}}
 		c := &conn{pool: p, key: Key{Tenant: tenantID(t, "ten_a")}}
 		w := &stdioWire{proc: &process{stdin: null}, conn: c, limits: &p.limits, tasks: &p.tasks, log: p.log, closing: true,
 			writing: make(chan struct{}, 1), alive: make(chan struct{}), dead: make(chan struct{}), requests: newInflight()}
@@ -224,7 +224,7 @@ func FuzzLines(f *testing.F) {
 		}
 		waiting := map[int64]*waiter{}
 		for id := range int64(3) {
-			waiting[id] = w.requests.enter(id, false)
+			waiting[id] = w.requests.enter(id)
 		}
 		w.read(&pieces{in, int(piece%4096) + 1})
 		select {
