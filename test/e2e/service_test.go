@@ -25,13 +25,15 @@ type running struct {
 	conn *grpc.ClientConn
 	// root is what the runtime "filesystem" serves, and outside lies beside it.
 	root, outside string
-	// wire is where the runtime "filesystem-wire" writes what it is sent.
-	wire string
+	// wire and everythingWire are where the runtimes "filesystem-wire" and
+	// "everything-wire" write what they are sent.
+	wire, everythingWire string
 }
 
 func startService(t testing.TB) *running {
 	dir := t.TempDir()
-	s := &running{root: filepath.Join(dir, "files", "root"), outside: filepath.Join(dir, "files"), wire: filepath.Join(dir, "wire.log")}
+	s := &running{root: filepath.Join(dir, "files", "root"), outside: filepath.Join(dir, "files"), wire: filepath.Join(dir, "wire.log"),
+		everythingWire: filepath.Join(dir, "everything.log")}
 	must(t, os.MkdirAll(s.root, 0o755))
 	s.Service = service.Start(t, s.runtimes(t))
 	conn, err := grpc.NewClient(strings.TrimPrefix(s.URL, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -46,11 +48,17 @@ func startService(t testing.TB) *running {
 func (s *running) runtimes(t testing.TB) map[string]service.Runtime {
 	files := npm.FilesystemStdio(t, s.root)
 	// What arrives at the server passes through tee on its way.
-	script := `tee -a "$1" | exec "$2" "$3" "$4"`
+	tee := func(to string, command []string) []string {
+		return append([]string{"/bin/sh", "-c", `to=$1; shift; tee -a "$to" | exec "$@"`, "sh", to}, command...)
+	}
 	return map[string]service.Runtime{
 		"everything":      {Command: npm.EverythingStdio(t)},
 		"filesystem":      {Command: files, ReadRoots: []string{s.root}, WriteRoots: []string{s.root}},
-		"filesystem-wire": {Command: append([]string{"/bin/sh", "-c", script, "sh", s.wire}, files...)},
+		"filesystem-wire": {Command: tee(s.wire, files)},
+		"everything-wire": {Command: tee(s.everythingWire, npm.EverythingStdio(t))},
+		"memory":          {Command: npm.MemoryStdio(t, filepath.Join(s.outside, "memory.jsonl")), WriteRoots: []string{s.outside}},
+		"thinking":        {Command: npm.ThinkingStdio(t)},
+		"modern":          {Command: npm.ModernStdio(t)},
 	}
 }
 

@@ -160,6 +160,40 @@ func Conformance(t testing.TB) []string {
 	}
 }
 
+// MemoryStdio returns the command of server-memory over stdio, which keeps its
+// graph in file.
+func MemoryStdio(t testing.TB, file string) []string {
+	t.Helper()
+	return []string{
+		"/usr/bin/env", "MEMORY_FILE_PATH=" + file, node(t),
+		filepath.Join(Install(t), "@modelcontextprotocol", "server-memory", "dist", "index.js"),
+	}
+}
+
+// ThinkingStdio returns the command of server-sequential-thinking over stdio.
+func ThinkingStdio(t testing.TB) []string {
+	t.Helper()
+	return []string{node(t), filepath.Join(Install(t), "@modelcontextprotocol", "server-sequential-thinking", "dist", "index.js")}
+}
+
+// Modern starts a server of 2026-07-28 on the newest TypeScript library, with
+// every feature that has, and returns its endpoint. The server ends with the test.
+func Modern(t testing.TB) (url string) {
+	t.Helper()
+	return "http://127.0.0.1:" + strconv.Itoa(serve(t, modern(t), "http")) + "/mcp"
+}
+
+// ModernStdio returns the command of the same server over stdio.
+func ModernStdio(t testing.TB) []string {
+	t.Helper()
+	return []string{node(t), modern(t), "stdio"}
+}
+
+func modern(t testing.TB) string {
+	t.Helper()
+	return filepath.Join(filepath.Dir(Install(t)), "npm", "modern.mjs")
+}
+
 func everything(t testing.TB) string {
 	t.Helper()
 	return filepath.Join(Install(t), "@modelcontextprotocol", "server-everything", "dist", "index.js")
