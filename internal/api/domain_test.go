@@ -43,6 +43,7 @@ func (d fakeServers) server(idOrName string) (catalog.Server, error) {
 		{ID: calendarID, Name: "calendar", Transport: catalog.HTTP, URL: "https://calendar.example/mcp", Origin: "https://calendar.example",
 			Isolation: catalog.PerUser, AuthorizationMode: "NONE", Registration: 2, Era: "MODERN", ActiveContract: 3, ActiveContractID: "mcp-host-contract@sha256:00"},
 		{ID: mailID, Name: "mail", Transport: catalog.Stdio, Runtime: "mail", Origin: "stdio:mail", Isolation: catalog.PerSession, AuthorizationMode: "NONE"},
+		{ID: "srv_00000000000000000000000009", Name: "old", Transport: catalog.SSE, URL: "https://old.example/sse", Origin: "https://old.example", AuthorizationMode: "NONE", Era: "LEGACY"},
 	} {
 		if v.ID == idOrName || v.Name == idOrName {
 			return v, nil
@@ -188,13 +189,17 @@ func TestServices_PassOn(t *testing.T) {
 		want               string
 	}{
 		{"POST", "/v1/servers", `{"name":"cal","http":{"url":"https://c.example/mcp"},"isolation":"PER_SESSION","authorization":{"mode":"NONE"}}`, admin,
-			`CreateServer {Name:cal DisplayName: URL:https://c.example/mcp Runtime: Isolation:PER_SESSION AuthorizationMode:NONE SharedStateAcknowledged:false}`},
+			`CreateServer {Name:cal DisplayName: URL:https://c.example/mcp StreamURL: Runtime: Isolation:PER_SESSION AuthorizationMode:NONE SharedStateAcknowledged:false}`},
 		{"POST", "/v1/servers", `{"name":"fs","stdio":{"runtime":"files"}}`, admin,
-			`CreateServer {Name:fs DisplayName: URL: Runtime:files Isolation: AuthorizationMode: SharedStateAcknowledged:false}`},
+			`CreateServer {Name:fs DisplayName: URL: StreamURL: Runtime:files Isolation: AuthorizationMode: SharedStateAcknowledged:false}`},
+		{"POST", "/v1/servers", `{"name":"old","sse":{"url":"https://c.example/sse"}}`, admin,
+			`CreateServer {Name:old DisplayName: URL: StreamURL:https://c.example/sse Runtime: Isolation: AuthorizationMode: SharedStateAcknowledged:false}`},
+		{"PATCH", "/v1/servers/calendar", `{"sse":{"url":"https://d.example/sse"},"updateMask":"sse.url"}`, admin,
+			`UpdateServer {"DisplayName":null,"URL":null,"StreamURL":"https://d.example/sse","Runtime":null,"Isolation":null,"AuthorizationMode":null,"SharedStateAcknowledged":null}`},
 		{"PATCH", "/v1/servers/calendar", `{"displayName":"","http":{"url":"https://d.example"}}`, admin,
-			`UpdateServer {"DisplayName":"","URL":"https://d.example","Runtime":null,"Isolation":null,"AuthorizationMode":null,"SharedStateAcknowledged":null}`},
+			`UpdateServer {"DisplayName":"","URL":"https://d.example","StreamURL":null,"Runtime":null,"Isolation":null,"AuthorizationMode":null,"SharedStateAcknowledged":null}`},
 		{"PATCH", "/v1/servers/calendar", `{"isolation":"PER_TENANT","updateMask":"isolation,sharedStateAcknowledged"}`, admin,
-			`UpdateServer {"DisplayName":null,"URL":null,"Runtime":null,"Isolation":"PER_TENANT","AuthorizationMode":null,"SharedStateAcknowledged":false}`},
+			`UpdateServer {"DisplayName":null,"URL":null,"StreamURL":null,"Runtime":null,"Isolation":"PER_TENANT","AuthorizationMode":null,"SharedStateAcknowledged":false}`},
 		{"DELETE", "/v1/servers/calendar", "", admin, "DeleteServer calendar"},
 		{"GET", "/v1/servers?pageSize=200", "", admin, `ListServers "" 201`},
 		{"GET", "/v1/servers/calendar/definitions?refresh=true", "", admin, "Definitions tool true"},
@@ -241,7 +246,10 @@ func TestServices_Refuse(t *testing.T) {
 	}{
 		{"POST", "/v1/servers", `{"name":"Cal","http":{"url":"https://c.example"}}`, admin, "name: "},
 		{"POST", "/v1/servers", `{"name":"cal","http":{"url":"no url"}}`, admin, "http.url: "},
+		{"POST", "/v1/servers", `{"name":"cal","sse":{"url":"no url"}}`, admin, "sse.url: "},
+		{"POST", "/v1/servers", `{"name":"cal","sse":{"url":"https://a.example"},"http":{"url":"https://a.example"}}`, admin, "http: "},
 		{"POST", "/v1/servers", `{"name":"cal"}`, admin, "transport: "},
+		{"PATCH", "/v1/servers/calendar", `{"updateMask":"sse"}`, admin, "sse: is named by updateMask but absent"},
 		{"POST", "/v1/servers", `{"name":"cal","stdio":{"runtime":"x"},"authorization":{}}`, admin, "authorization.mode: "},
 		{"PATCH", "/v1/servers/calendar", `{"name":"x"}`, admin, "name: unknown field"},
 		{"PATCH", "/v1/servers/calendar", `{"displayName":"x","updateMask":"isolation"}`, admin, ""},
@@ -376,6 +384,7 @@ func TestAnswers(t *testing.T) {
 		"/v1/sessions/" + sessionOne + "/connections": {`"connectionId":"con_0"`, `"connectionId":"con_2"`, `"connectionId":"con_5"`},
 		"/v1/servers/calendar":                        {`"http":{"url":"https://calendar.example/mcp"}`, `"activeContract":{"contractId":"mcp-host-contract@sha256:00","revision":3}`, `"era":"MODERN"`},
 		"/v1/servers/mail":                            {`"stdio":{"runtime":"mail"}`, `"isolation":"PER_SESSION"`, `"era":"ERA_UNSPECIFIED"`},
+		"/v1/servers/old":                             {`"sse":{"url":"https://old.example/sse"}`, `"origin":"https://old.example"`, `"era":"LEGACY"`},
 	} {
 		a := r.rest("GET", path, "", alice...)
 		for _, want := range wants {

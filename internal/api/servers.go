@@ -36,7 +36,7 @@ type serverService struct {
 func (s *serverService) CreateServer(ctx context.Context, in *pb.CreateServerRequest) (*pb.Server, error) {
 	id := minted(in.GetRequestId())
 	spec := catalog.ServerSpec{
-		Name: in.GetName(), DisplayName: in.GetDisplayName(), URL: in.GetHttp().GetUrl(), Runtime: in.GetStdio().GetRuntime(),
+		Name: in.GetName(), DisplayName: in.GetDisplayName(), URL: in.GetHttp().GetUrl(), StreamURL: in.GetSse().GetUrl(), Runtime: in.GetStdio().GetRuntime(),
 		SharedStateAcknowledged: in.GetSharedStateAcknowledged(),
 	}
 	if in.GetIsolation() != pb.Server_ISOLATION_UNSPECIFIED {
@@ -77,7 +77,7 @@ func (s *serverService) ListServers(ctx context.Context, in *pb.ListServersReque
 
 // updatable are the fields of UpdateServerRequest that a mask may name.
 var updatable = map[string]bool{
-	"display_name": true, "http": true, "http.url": true, "isolation": true,
+	"display_name": true, "http": true, "http.url": true, "sse": true, "sse.url": true, "isolation": true,
 	"authorization": true, "authorization.mode": true, "shared_state_acknowledged": true,
 }
 
@@ -106,7 +106,7 @@ func serverUpdate(in *pb.UpdateServerRequest) (up catalog.ServerUpdate, err erro
 		named[top] = true
 	}
 	present := map[string]bool{
-		"display_name": in.DisplayName != nil, "http": in.Http != nil, "isolation": in.Isolation != nil,
+		"display_name": in.DisplayName != nil, "http": in.Http != nil, "sse": in.Sse != nil, "isolation": in.Isolation != nil,
 		"authorization": in.Authorization != nil, "shared_state_acknowledged": in.SharedStateAcknowledged != nil,
 	}
 	if in.GetUpdateMask() == nil {
@@ -125,6 +125,9 @@ func serverUpdate(in *pb.UpdateServerRequest) (up catalog.ServerUpdate, err erro
 	}
 	if named["http"] {
 		up.URL = ptr(in.GetHttp().GetUrl())
+	}
+	if named["sse"] {
+		up.StreamURL = ptr(in.GetSse().GetUrl())
 	}
 	if named["isolation"] {
 		up.Isolation = ptr(catalog.Isolation(in.GetIsolation().String()))
@@ -208,9 +211,12 @@ func serverMessage(v catalog.Server) *pb.Server {
 		Era: word[pb.Server_Era](pb.Server_Era_value, v.Era), ProtocolVersion: v.ProtocolVersion,
 		CreateTime: stamp(v.CreateTime), UpdateTime: stamp(v.UpdateTime),
 	}
-	if v.Transport == catalog.HTTP {
+	switch v.Transport {
+	case catalog.HTTP:
 		out.Transport = &pb.Server_Http_{Http: &pb.Server_Http{Url: v.URL}}
-	} else {
+	case catalog.SSE:
+		out.Transport = &pb.Server_Sse_{Sse: &pb.Server_Sse{Url: v.URL}}
+	default:
 		out.Transport = &pb.Server_Stdio_{Stdio: &pb.Server_Stdio{Runtime: v.Runtime}}
 	}
 	if v.ActiveContract > 0 {

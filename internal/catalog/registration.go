@@ -279,7 +279,7 @@ func changes(a, b Server) []string {
 		differs bool
 	}{
 		{"displayName", a.DisplayName != b.DisplayName},
-		{"http.url", a.URL != b.URL},
+		{b.Transport.urlField(), a.URL != b.URL},
 		{"stdio.runtime", a.Runtime != b.Runtime},
 		{"isolation", a.Isolation != b.Isolation},
 		{"authorization.mode", a.AuthorizationMode != b.AuthorizationMode},

@@ -22,6 +22,10 @@ func TestCreateServer_Validation(t *testing.T) {
 	}{
 		{"no transport", ServerSpec{Name: "a"}, []string{"http"}},
 		{"both transports", ServerSpec{Name: "a", URL: "https://a.example/", Runtime: "filesystem"}, []string{"stdio"}},
+		{"http and sse", ServerSpec{Name: "a", URL: "https://a.example/", StreamURL: "https://a.example/sse"}, []string{"sse"}},
+		{"sse and stdio", ServerSpec{Name: "a", StreamURL: "https://a.example/", Runtime: "filesystem"}, []string{"stdio"}},
+		{"sse at a metadata address", ServerSpec{Name: "a", StreamURL: "http://169.254.169.254/"}, []string{"sse.url"}},
+		{"sse over plain http", ServerSpec{Name: "a", StreamURL: "http://93.184.216.34/sse"}, []string{"sse.url"}},
 		{"bad name", ServerSpec{Name: "Calendar", URL: "https://a.example/"}, []string{"name"}},
 		{"id as name", ServerSpec{Name: "srv_00000000000000000000000000", URL: "https://a.example/"}, []string{"name"}},
 		{"plain http", ServerSpec{Name: "a", URL: "http://93.184.216.34/mcp"}, []string{"http.url"}},
@@ -84,6 +88,30 @@ func TestCreateServer_OriginsAndDefaults(t *testing.T) {
 	}
 }
 
+// HTTP+SSE is spoken with a server only because it was registered so.
+func TestCreateServer_SSE(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := w.admin("Acme")
+	v, err := w.one.CreateServer(t.Context(), p, ServerSpec{Name: "old", StreamURL: "https://Old.example/sse"}, "r1")
+	if err != nil || v.Transport != SSE || v.URL != "https://Old.example/sse" || v.Origin != "https://old.example" || v.Runtime != "" {
+		t.Fatalf("%v %+v", err, v)
+	}
+	if _, err := w.one.CreateServer(t.Context(), p, ServerSpec{Name: "old", URL: "https://Old.example/sse"}, "r1"); !fault.Is(err, fault.Exists) {
+		t.Errorf("the same request for another transport: %v", err)
+	}
+	if _, err := w.one.UpdateServer(t.Context(), p, "old", ServerUpdate{URL: ptr("https://old.example/mcp")}); !fault.Is(err, fault.Invalid) {
+		t.Errorf("another transport: %v", err)
+	}
+	v, err = w.one.UpdateServer(t.Context(), p, "old", ServerUpdate{StreamURL: ptr("https://new.example/sse")})
+	if err != nil || v.Transport != SSE || v.Registration != 2 || v.Origin != "https://new.example" {
+		t.Fatalf("%v %+v", err, v)
+	}
+	if got := w.rows(`SELECT transport FROM servers`); !slices.Equal(got, []string{"SSE"}) {
+		t.Errorf("stored %v", got)
+	}
+}
+
 func TestCreateServer_RequestIDAndName(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -141,6 +169,7 @@ func TestUpdateServer(t *testing.T) {
 	for name, bad := range map[string]ServerUpdate{
 		"stdio":                   {Runtime: ptr("filesystem")},
 		"http.url":                {URL: ptr("ftp://x/")},
+		"sse":                     {StreamURL: ptr("https://x.example/sse")},
 		"isolation":               {Isolation: ptr(Isolation(""))},
 		"sharedStateAcknowledged": {Isolation: ptr(PerTenant)},
 		"authorization.mode":      {AuthorizationMode: ptr("STATIC")},

@@ -15,6 +15,7 @@ type Transport string
 // The transports of a registration.
 const (
 	HTTP  Transport = "HTTP"
+	SSE   Transport = "SSE"
 	Stdio Transport = "STDIO"
 )
 
@@ -42,8 +43,8 @@ type Server struct {
 	Name        string
 	DisplayName string
 	Transport   Transport
-	// URL is the MCP endpoint of an HTTP server, Runtime the declared command of
-	// a stdio one; the other is empty.
+	// URL is the MCP endpoint of an HTTP server or the event stream of an SSE one,
+	// Runtime the declared command of a stdio one; the other is empty.
 	URL, Runtime string
 	// Origin is scheme://host[:port] in lower case, or stdio:<runtime>.
 	Origin                  string
@@ -64,14 +65,19 @@ type Server struct {
 	CreateTime, UpdateTime time.Time
 }
 
-// ServerSpec is what an admin registers. Exactly one of URL and Runtime is set.
+// ServerSpec is what an admin registers. Exactly one of URL, StreamURL and Runtime
+// is set.
 type ServerSpec struct {
 	// Name matches ^[a-z][a-z0-9-]{0,62}$ and is unique in the tenant while the
 	// registration lives. It never changes.
 	Name string
 	// DisplayName has at most 128 characters; empty means Name. It names nothing.
-	DisplayName  string
-	URL, Runtime string
+	DisplayName string
+	// URL is for Streamable HTTP; StreamURL, for HTTP+SSE, is the switch that turns
+	// this old transport on for one server; Runtime is for stdio.
+	URL       string
+	StreamURL string `json:",omitempty"` // so that the digest of other creates stays what it was
+	Runtime   string
 	// Isolation: empty means PerUser.
 	Isolation Isolation
 	// AuthorizationMode: empty means AuthorizationNone.
@@ -82,10 +88,11 @@ type ServerSpec struct {
 }
 
 // ServerUpdate changes the members that are not nil. The kind of transport
-// cannot change: URL is for HTTP servers and Runtime for stdio ones.
+// cannot change: URL is for HTTP servers, StreamURL for SSE ones and Runtime for
+// stdio ones.
 type ServerUpdate struct {
 	DisplayName             *string
-	URL, Runtime            *string
+	URL, StreamURL, Runtime *string
 	Isolation               *Isolation
 	AuthorizationMode       *string
 	SharedStateAcknowledged *bool
@@ -128,14 +135,18 @@ func (s *Service) server(spec ServerSpec) (Server, error) {
 		out.AuthorizationMode = AuthorizationNone
 	}
 	switch {
-	case spec.URL != "" && spec.Runtime != "":
-		bad.add("stdio", "must be absent when http is given")
+	case spec.URL != "" && spec.StreamURL != "":
+		bad.add("sse", "must be absent when http is given")
+	case (spec.URL != "" || spec.StreamURL != "") && spec.Runtime != "":
+		bad.add("stdio", "must be absent when http or sse is given")
 	case spec.URL != "":
 		out.Transport = HTTP
+	case spec.StreamURL != "":
+		out.Transport, out.URL = SSE, spec.StreamURL
 	case spec.Runtime != "":
 		out.Transport = Stdio
 	default:
-		bad.add("http", "one of http and stdio is needed")
+		bad.add("http", "one of http, sse and stdio is needed")
 	}
 	s.complete(&out, &bad)
 	return out, bad.err()
@@ -147,8 +158,8 @@ func (s *Service) complete(v *Server, bad *problems) {
 		bad.add("displayName", "must have at most 128 characters and no control characters")
 	}
 	switch v.Transport {
-	case HTTP:
-		u, err := s.o.CheckURL("http.url", v.URL)
+	case HTTP, SSE:
+		u, err := s.o.CheckURL(v.Transport.urlField(), v.URL)
 		if err != nil {
 			bad.join(err)
 		} else {
@@ -177,6 +188,14 @@ func (s *Service) complete(v *Server, bad *problems) {
 	}
 }
 
+// urlField is how the API names the URL of a transport.
+func (t Transport) urlField() string {
+	if t == SSE {
+		return "sse.url"
+	}
+	return "http.url"
+}
+
 func hasControl(s string) bool {
 	for _, r := range s {
 		if r < ' ' || r >= 0x7f && r <= 0x9f {
@@ -200,6 +219,12 @@ func (s *Service) apply(v Server, up ServerUpdate) (Server, bool, error) {
 			bad.add("http", "is not how this server is reached; register another")
 		}
 		v.URL = *up.URL
+	}
+	if up.StreamURL != nil {
+		if v.Transport != SSE {
+			bad.add("sse", "is not how this server is reached; register another")
+		}
+		v.URL = *up.StreamURL
 	}
 	if up.Runtime != nil {
 		if v.Transport != Stdio {

@@ -7,8 +7,8 @@ import "time"
 type Limits struct {
 	// Connect bounds connecting and negotiating, default 30 s.
 	Connect time.Duration
-	// Probe bounds the wait for the answer to server/discover over HTTP, default
-	// 10 s. On stdio it counts from the first byte the child writes, because
+	// Probe bounds the wait for the answer to server/discover over HTTP, and for the
+	// endpoint that a server of HTTP+SSE names first, default 10 s. On stdio it counts from the first byte the child writes, because
 	// starting may take long and says nothing about its era.
 	Probe time.Duration
 	// Call bounds a request that brings no time-out of its own, default 60 s.
@@ -22,14 +22,15 @@ type Limits struct {
 	// ListBytes, ListItems and ListPages bound one listing: 16 MiB, 5000, 200.
 	ListBytes            int64
 	ListItems, ListPages int
-	// NoiseBytes bounds what a stream may carry beside the answer, default 8 MiB.
+	// NoiseBytes bounds what a stream may carry beside the answer, default 8 MiB; on
+	// HTTP+SSE, whose stream lasts, what it may carry in a minute beside an event.
 	NoiseBytes int64
 	// EventLines bounds the lines of one event, default 65536.
 	EventLines int
 	// ServerRequests bounds what a server may ask during one call, default 64.
 	ServerRequests int
-	// LineBytes bounds one line of a child's output, default 16 MiB. A longer one
-	// ends the connection.
+	// LineBytes bounds one line of a child's output and one event of HTTP+SSE, default
+	// 16 MiB. A longer one ends the connection.
 	LineBytes int64
 	// StderrBytes bounds what is logged of a child's diagnostics, default 64 KiB.
 	StderrBytes int64

@@ -94,6 +94,9 @@ func TestFlow(t *testing.T) {
 		"everything-http": everythingStage(func(t *testing.T, w *world) *pb.Server {
 			return w.httpServer("everything", npm.Everything(t))
 		}),
+		"everything-sse": everythingStage(func(t *testing.T, w *world) *pb.Server {
+			return w.sseServer("everything", npm.EverythingSSE(t))
+		}),
 		"everything-stdio": everythingStage(func(_ *testing.T, w *world) *pb.Server {
 			return w.stdioServer("everything", "everything")
 		}),

@@ -129,6 +129,15 @@ func (w *world) httpServer(name, url string) *pb.Server {
 	return s
 }
 
+// sseServer registers a server of HTTP+SSE by the URL of its stream.
+func (w *world) sseServer(name, url string) *pb.Server {
+	w.t.Helper()
+	s, err := w.admin.CreateServer(w.ctx, &pb.CreateServerRequest{Name: name, DisplayName: name,
+		Transport: &pb.CreateServerRequest_Sse{Sse: &pb.Server_Sse{Url: url}}})
+	must(w.t, err)
+	return s
+}
+
 // stdioServer registers a declared runtime.
 func (w *world) stdioServer(name, runtime string) *pb.Server {
 	w.t.Helper()
@@ -164,9 +173,12 @@ type toolRule struct {
 func (w *world) review(s *pb.Server, more obj, rules ...toolRule) *pb.Contract {
 	w.t.Helper()
 	defs := w.definitions(s.GetName(), true)
-	transport := "http"
-	if s.GetStdio() != nil {
+	transport, versions := "http", []string{"2026-07-28", "2025-11-25", "2025-06-18"}
+	switch {
+	case s.GetStdio() != nil:
 		transport = "stdio"
+	case s.GetSse() != nil:
+		transport, versions = "sse", versions[1:]
 	}
 	tools := []obj{}
 	for _, r := range rules {
@@ -183,7 +195,7 @@ func (w *world) review(s *pb.Server, more obj, rules ...toolRule) *pb.Contract {
 		tools = append(tools, tool)
 	}
 	c := obj{"server": s.GetName(), "transport": transport, "origin": s.GetOrigin(), "tools": tools,
-		"protocol": obj{"versions": []string{"2026-07-28", "2025-11-25", "2025-06-18"}, "downgrade": "forbid"}}
+		"protocol": obj{"versions": versions, "downgrade": "forbid"}}
 	for k, v := range more {
 		c[k] = v
 	}

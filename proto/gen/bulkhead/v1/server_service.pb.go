@@ -177,7 +177,7 @@ func (x Server_Authorization_Mode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Server_Authorization_Mode.Descriptor instead.
 func (Server_Authorization_Mode) EnumDescriptor() ([]byte, []int) {
-	return file_bulkhead_v1_server_service_proto_rawDescGZIP(), []int{0, 2, 0}
+	return file_bulkhead_v1_server_service_proto_rawDescGZIP(), []int{0, 3, 0}
 }
 
 type ProbeServerResponse_Failure_Layer int32
@@ -356,6 +356,7 @@ type Server struct {
 	//
 	//	*Server_Http_
 	//	*Server_Stdio_
+	//	*Server_Sse_
 	Transport isServer_Transport `protobuf_oneof:"transport"`
 	// scheme://host[:port], or "stdio:<runtime>".
 	Origin                  string                `protobuf:"bytes,6,opt,name=origin,proto3" json:"origin,omitempty"`
@@ -453,6 +454,15 @@ func (x *Server) GetStdio() *Server_Stdio {
 	return nil
 }
 
+func (x *Server) GetSse() *Server_Sse {
+	if x != nil {
+		if x, ok := x.Transport.(*Server_Sse_); ok {
+			return x.Sse
+		}
+	}
+	return nil
+}
+
 func (x *Server) GetOrigin() string {
 	if x != nil {
 		return x.Origin
@@ -542,9 +552,15 @@ type Server_Stdio_ struct {
 	Stdio *Server_Stdio `protobuf:"bytes,5,opt,name=stdio,proto3,oneof"`
 }
 
+type Server_Sse_ struct {
+	Sse *Server_Sse `protobuf:"bytes,17,opt,name=sse,proto3,oneof"`
+}
+
 func (*Server_Http_) isServer_Transport() {}
 
 func (*Server_Stdio_) isServer_Transport() {}
+
+func (*Server_Sse_) isServer_Transport() {}
 
 type CreateServerRequest struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -554,6 +570,7 @@ type CreateServerRequest struct {
 	//
 	//	*CreateServerRequest_Http
 	//	*CreateServerRequest_Stdio
+	//	*CreateServerRequest_Sse
 	Transport isCreateServerRequest_Transport `protobuf_oneof:"transport"`
 	// Absent: PER_USER.
 	Isolation Server_Isolation `protobuf:"varint,5,opt,name=isolation,proto3,enum=bulkhead.v1.Server_Isolation" json:"isolation,omitempty"`
@@ -636,6 +653,15 @@ func (x *CreateServerRequest) GetStdio() *Server_Stdio {
 	return nil
 }
 
+func (x *CreateServerRequest) GetSse() *Server_Sse {
+	if x != nil {
+		if x, ok := x.Transport.(*CreateServerRequest_Sse); ok {
+			return x.Sse
+		}
+	}
+	return nil
+}
+
 func (x *CreateServerRequest) GetIsolation() Server_Isolation {
 	if x != nil {
 		return x.Isolation
@@ -676,9 +702,15 @@ type CreateServerRequest_Stdio struct {
 	Stdio *Server_Stdio `protobuf:"bytes,4,opt,name=stdio,proto3,oneof"`
 }
 
+type CreateServerRequest_Sse struct {
+	Sse *Server_Sse `protobuf:"bytes,9,opt,name=sse,proto3,oneof"`
+}
+
 func (*CreateServerRequest_Http) isCreateServerRequest_Transport() {}
 
 func (*CreateServerRequest_Stdio) isCreateServerRequest_Transport() {}
+
+func (*CreateServerRequest_Sse) isCreateServerRequest_Transport() {}
 
 type GetServerRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -835,6 +867,7 @@ type UpdateServerRequest struct {
 	DisplayName *string                `protobuf:"bytes,2,opt,name=display_name,json=displayName,proto3,oneof" json:"display_name,omitempty"`
 	// The kind of transport cannot change.
 	Http                    *Server_Http          `protobuf:"bytes,3,opt,name=http,proto3" json:"http,omitempty"`
+	Sse                     *Server_Sse           `protobuf:"bytes,8,opt,name=sse,proto3" json:"sse,omitempty"`
 	Isolation               *Server_Isolation     `protobuf:"varint,4,opt,name=isolation,proto3,enum=bulkhead.v1.Server_Isolation,oneof" json:"isolation,omitempty"`
 	Authorization           *Server_Authorization `protobuf:"bytes,5,opt,name=authorization,proto3" json:"authorization,omitempty"`
 	SharedStateAcknowledged *bool                 `protobuf:"varint,6,opt,name=shared_state_acknowledged,json=sharedStateAcknowledged,proto3,oneof" json:"shared_state_acknowledged,omitempty"`
@@ -892,6 +925,13 @@ func (x *UpdateServerRequest) GetDisplayName() string {
 func (x *UpdateServerRequest) GetHttp() *Server_Http {
 	if x != nil {
 		return x.Http
+	}
+	return nil
+}
+
+func (x *UpdateServerRequest) GetSse() *Server_Sse {
+	if x != nil {
+		return x.Sse
 	}
 	return nil
 }
@@ -1423,6 +1463,54 @@ func (x *Server_Http) GetUrl() string {
 	return ""
 }
 
+// Sse is a server reached by HTTP+SSE, the transport of revision 2024-11-05 that
+// Streamable HTTP replaced. It is spoken only where it is registered.
+type Server_Sse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The URL of the event stream. What is posted goes to the endpoint that the
+	// stream names, in the same origin.
+	Url           string `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Server_Sse) Reset() {
+	*x = Server_Sse{}
+	mi := &file_bulkhead_v1_server_service_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Server_Sse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Server_Sse) ProtoMessage() {}
+
+func (x *Server_Sse) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_server_service_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Server_Sse.ProtoReflect.Descriptor instead.
+func (*Server_Sse) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_server_service_proto_rawDescGZIP(), []int{0, 1}
+}
+
+func (x *Server_Sse) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
 // Stdio is a local process, by the name under which the operator declared it.
 type Server_Stdio struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1433,7 +1521,7 @@ type Server_Stdio struct {
 
 func (x *Server_Stdio) Reset() {
 	*x = Server_Stdio{}
-	mi := &file_bulkhead_v1_server_service_proto_msgTypes[13]
+	mi := &file_bulkhead_v1_server_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1445,7 +1533,7 @@ func (x *Server_Stdio) String() string {
 func (*Server_Stdio) ProtoMessage() {}
 
 func (x *Server_Stdio) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_server_service_proto_msgTypes[13]
+	mi := &file_bulkhead_v1_server_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1458,7 +1546,7 @@ func (x *Server_Stdio) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Server_Stdio.ProtoReflect.Descriptor instead.
 func (*Server_Stdio) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_server_service_proto_rawDescGZIP(), []int{0, 1}
+	return file_bulkhead_v1_server_service_proto_rawDescGZIP(), []int{0, 2}
 }
 
 func (x *Server_Stdio) GetRuntime() string {
@@ -1478,7 +1566,7 @@ type Server_Authorization struct {
 
 func (x *Server_Authorization) Reset() {
 	*x = Server_Authorization{}
-	mi := &file_bulkhead_v1_server_service_proto_msgTypes[14]
+	mi := &file_bulkhead_v1_server_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1490,7 +1578,7 @@ func (x *Server_Authorization) String() string {
 func (*Server_Authorization) ProtoMessage() {}
 
 func (x *Server_Authorization) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_server_service_proto_msgTypes[14]
+	mi := &file_bulkhead_v1_server_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1503,7 +1591,7 @@ func (x *Server_Authorization) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Server_Authorization.ProtoReflect.Descriptor instead.
 func (*Server_Authorization) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_server_service_proto_rawDescGZIP(), []int{0, 2}
+	return file_bulkhead_v1_server_service_proto_rawDescGZIP(), []int{0, 3}
 }
 
 func (x *Server_Authorization) GetMode() Server_Authorization_Mode {
@@ -1524,7 +1612,7 @@ type Server_ActiveContract struct {
 
 func (x *Server_ActiveContract) Reset() {
 	*x = Server_ActiveContract{}
-	mi := &file_bulkhead_v1_server_service_proto_msgTypes[15]
+	mi := &file_bulkhead_v1_server_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1536,7 +1624,7 @@ func (x *Server_ActiveContract) String() string {
 func (*Server_ActiveContract) ProtoMessage() {}
 
 func (x *Server_ActiveContract) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_server_service_proto_msgTypes[15]
+	mi := &file_bulkhead_v1_server_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1549,7 +1637,7 @@ func (x *Server_ActiveContract) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Server_ActiveContract.ProtoReflect.Descriptor instead.
 func (*Server_ActiveContract) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_server_service_proto_rawDescGZIP(), []int{0, 3}
+	return file_bulkhead_v1_server_service_proto_rawDescGZIP(), []int{0, 4}
 }
 
 func (x *Server_ActiveContract) GetContractId() string {
@@ -1578,7 +1666,7 @@ type ProbeServerResponse_Failure struct {
 
 func (x *ProbeServerResponse_Failure) Reset() {
 	*x = ProbeServerResponse_Failure{}
-	mi := &file_bulkhead_v1_server_service_proto_msgTypes[16]
+	mi := &file_bulkhead_v1_server_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1590,7 +1678,7 @@ func (x *ProbeServerResponse_Failure) String() string {
 func (*ProbeServerResponse_Failure) ProtoMessage() {}
 
 func (x *ProbeServerResponse_Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_server_service_proto_msgTypes[16]
+	mi := &file_bulkhead_v1_server_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1631,13 +1719,15 @@ var File_bulkhead_v1_server_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_server_service_proto_rawDesc = "" +
 	"\n" +
-	" bulkhead/v1/server_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd8\t\n" +
+	" bulkhead/v1/server_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xad\n" +
+	"\n" +
 	"\x06Server\x12\x1b\n" +
 	"\tserver_id\x18\x01 \x01(\tR\bserverId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
 	"\fdisplay_name\x18\x03 \x01(\tR\vdisplayName\x12.\n" +
 	"\x04http\x18\x04 \x01(\v2\x18.bulkhead.v1.Server.HttpH\x00R\x04http\x121\n" +
-	"\x05stdio\x18\x05 \x01(\v2\x19.bulkhead.v1.Server.StdioH\x00R\x05stdio\x12\x16\n" +
+	"\x05stdio\x18\x05 \x01(\v2\x19.bulkhead.v1.Server.StdioH\x00R\x05stdio\x12+\n" +
+	"\x03sse\x18\x11 \x01(\v2\x17.bulkhead.v1.Server.SseH\x00R\x03sse\x12\x16\n" +
 	"\x06origin\x18\x06 \x01(\tR\x06origin\x12;\n" +
 	"\tisolation\x18\a \x01(\x0e2\x1d.bulkhead.v1.Server.IsolationR\tisolation\x12G\n" +
 	"\rauthorization\x18\b \x01(\v2!.bulkhead.v1.Server.AuthorizationR\rauthorization\x12:\n" +
@@ -1654,6 +1744,9 @@ const file_bulkhead_v1_server_service_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x10 \x01(\tH\x01R\trequestId\x88\x01\x01\x1a'\n" +
 	"\x04Http\x12\x1f\n" +
+	"\x03url\x18\x01 \x01(\tB\r\xbaH\n" +
+	"r\b\x10\x01\x18\x80\x10\x88\x01\x01R\x03url\x1a&\n" +
+	"\x03Sse\x12\x1f\n" +
 	"\x03url\x18\x01 \x01(\tB\r\xbaH\n" +
 	"r\b\x10\x01\x18\x80\x10\x88\x01\x01R\x03url\x1a@\n" +
 	"\x05Stdio\x127\n" +
@@ -1681,12 +1774,13 @@ const file_bulkhead_v1_server_service_proto_rawDesc = "" +
 	"\n" +
 	"\x06MODERN\x10\x02B\v\n" +
 	"\ttransportB\r\n" +
-	"\v_request_id\"\xee\x03\n" +
+	"\v_request_id\"\x9b\x04\n" +
 	"\x13CreateServerRequest\x121\n" +
 	"\x04name\x18\x01 \x01(\tB\x1d\xbaH\x1ar\x182\x16^[a-z][a-z0-9-]{0,62}$R\x04name\x12+\n" +
 	"\fdisplay_name\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\vdisplayName\x12.\n" +
 	"\x04http\x18\x03 \x01(\v2\x18.bulkhead.v1.Server.HttpH\x00R\x04http\x121\n" +
-	"\x05stdio\x18\x04 \x01(\v2\x19.bulkhead.v1.Server.StdioH\x00R\x05stdio\x12E\n" +
+	"\x05stdio\x18\x04 \x01(\v2\x19.bulkhead.v1.Server.StdioH\x00R\x05stdio\x12+\n" +
+	"\x03sse\x18\t \x01(\v2\x17.bulkhead.v1.Server.SseH\x00R\x03sse\x12E\n" +
 	"\tisolation\x18\x05 \x01(\x0e2\x1d.bulkhead.v1.Server.IsolationB\b\xbaH\x05\x82\x01\x02\x10\x01R\tisolation\x12G\n" +
 	"\rauthorization\x18\x06 \x01(\v2!.bulkhead.v1.Server.AuthorizationR\rauthorization\x12:\n" +
 	"\x19shared_state_acknowledged\x18\a \x01(\bR\x17sharedStateAcknowledged\x124\n" +
@@ -1702,11 +1796,12 @@ const file_bulkhead_v1_server_service_proto_rawDesc = "" +
 	"page_token\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\bR\tpageToken\"l\n" +
 	"\x13ListServersResponse\x12-\n" +
 	"\aservers\x18\x01 \x03(\v2\x13.bulkhead.v1.ServerR\aservers\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x9b\x04\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xc6\x04\n" +
 	"\x13UpdateServerRequest\x12R\n" +
 	"\x06server\x18\x01 \x01(\tB:\xbaH7r523^([a-z][a-z0-9-]{0,62}|srv_[0-9a-hjkmnp-tv-z]{26})$R\x06server\x120\n" +
 	"\fdisplay_name\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01H\x00R\vdisplayName\x88\x01\x01\x12,\n" +
-	"\x04http\x18\x03 \x01(\v2\x18.bulkhead.v1.Server.HttpR\x04http\x12L\n" +
+	"\x04http\x18\x03 \x01(\v2\x18.bulkhead.v1.Server.HttpR\x04http\x12)\n" +
+	"\x03sse\x18\b \x01(\v2\x17.bulkhead.v1.Server.SseR\x03sse\x12L\n" +
 	"\tisolation\x18\x04 \x01(\x0e2\x1d.bulkhead.v1.Server.IsolationB\n" +
 	"\xbaH\a\x82\x01\x04\x10\x01 \x00H\x01R\tisolation\x88\x01\x01\x12G\n" +
 	"\rauthorization\x18\x05 \x01(\v2!.bulkhead.v1.Server.AuthorizationR\rauthorization\x12?\n" +
@@ -1803,7 +1898,7 @@ func file_bulkhead_v1_server_service_proto_rawDescGZIP() []byte {
 }
 
 var file_bulkhead_v1_server_service_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_bulkhead_v1_server_service_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_bulkhead_v1_server_service_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_bulkhead_v1_server_service_proto_goTypes = []any{
 	(Server_Isolation)(0),                  // 0: bulkhead.v1.Server.Isolation
 	(Server_Era)(0),                        // 1: bulkhead.v1.Server.Era
@@ -1824,68 +1919,72 @@ var file_bulkhead_v1_server_service_proto_goTypes = []any{
 	(*ListDefinitionsRequest)(nil),         // 16: bulkhead.v1.ListDefinitionsRequest
 	(*ListDefinitionsResponse)(nil),        // 17: bulkhead.v1.ListDefinitionsResponse
 	(*Server_Http)(nil),                    // 18: bulkhead.v1.Server.Http
-	(*Server_Stdio)(nil),                   // 19: bulkhead.v1.Server.Stdio
-	(*Server_Authorization)(nil),           // 20: bulkhead.v1.Server.Authorization
-	(*Server_ActiveContract)(nil),          // 21: bulkhead.v1.Server.ActiveContract
-	(*ProbeServerResponse_Failure)(nil),    // 22: bulkhead.v1.ProbeServerResponse.Failure
-	(*timestamppb.Timestamp)(nil),          // 23: google.protobuf.Timestamp
-	(*fieldmaskpb.FieldMask)(nil),          // 24: google.protobuf.FieldMask
-	(*Json)(nil),                           // 25: bulkhead.v1.Json
-	(*durationpb.Duration)(nil),            // 26: google.protobuf.Duration
-	(*Finding)(nil),                        // 27: bulkhead.v1.Finding
-	(*emptypb.Empty)(nil),                  // 28: google.protobuf.Empty
+	(*Server_Sse)(nil),                     // 19: bulkhead.v1.Server.Sse
+	(*Server_Stdio)(nil),                   // 20: bulkhead.v1.Server.Stdio
+	(*Server_Authorization)(nil),           // 21: bulkhead.v1.Server.Authorization
+	(*Server_ActiveContract)(nil),          // 22: bulkhead.v1.Server.ActiveContract
+	(*ProbeServerResponse_Failure)(nil),    // 23: bulkhead.v1.ProbeServerResponse.Failure
+	(*timestamppb.Timestamp)(nil),          // 24: google.protobuf.Timestamp
+	(*fieldmaskpb.FieldMask)(nil),          // 25: google.protobuf.FieldMask
+	(*Json)(nil),                           // 26: bulkhead.v1.Json
+	(*durationpb.Duration)(nil),            // 27: google.protobuf.Duration
+	(*Finding)(nil),                        // 28: bulkhead.v1.Finding
+	(*emptypb.Empty)(nil),                  // 29: google.protobuf.Empty
 }
 var file_bulkhead_v1_server_service_proto_depIdxs = []int32{
 	18, // 0: bulkhead.v1.Server.http:type_name -> bulkhead.v1.Server.Http
-	19, // 1: bulkhead.v1.Server.stdio:type_name -> bulkhead.v1.Server.Stdio
-	0,  // 2: bulkhead.v1.Server.isolation:type_name -> bulkhead.v1.Server.Isolation
-	20, // 3: bulkhead.v1.Server.authorization:type_name -> bulkhead.v1.Server.Authorization
-	1,  // 4: bulkhead.v1.Server.era:type_name -> bulkhead.v1.Server.Era
-	21, // 5: bulkhead.v1.Server.active_contract:type_name -> bulkhead.v1.Server.ActiveContract
-	23, // 6: bulkhead.v1.Server.create_time:type_name -> google.protobuf.Timestamp
-	23, // 7: bulkhead.v1.Server.update_time:type_name -> google.protobuf.Timestamp
-	18, // 8: bulkhead.v1.CreateServerRequest.http:type_name -> bulkhead.v1.Server.Http
-	19, // 9: bulkhead.v1.CreateServerRequest.stdio:type_name -> bulkhead.v1.Server.Stdio
-	0,  // 10: bulkhead.v1.CreateServerRequest.isolation:type_name -> bulkhead.v1.Server.Isolation
-	20, // 11: bulkhead.v1.CreateServerRequest.authorization:type_name -> bulkhead.v1.Server.Authorization
-	6,  // 12: bulkhead.v1.ListServersResponse.servers:type_name -> bulkhead.v1.Server
-	18, // 13: bulkhead.v1.UpdateServerRequest.http:type_name -> bulkhead.v1.Server.Http
-	0,  // 14: bulkhead.v1.UpdateServerRequest.isolation:type_name -> bulkhead.v1.Server.Isolation
-	20, // 15: bulkhead.v1.UpdateServerRequest.authorization:type_name -> bulkhead.v1.Server.Authorization
-	24, // 16: bulkhead.v1.UpdateServerRequest.update_mask:type_name -> google.protobuf.FieldMask
-	1,  // 17: bulkhead.v1.ProbeServerResponse.era:type_name -> bulkhead.v1.Server.Era
-	25, // 18: bulkhead.v1.ProbeServerResponse.capabilities:type_name -> bulkhead.v1.Json
-	26, // 19: bulkhead.v1.ProbeServerResponse.negotiation:type_name -> google.protobuf.Duration
-	26, // 20: bulkhead.v1.ProbeServerResponse.discovery:type_name -> google.protobuf.Duration
-	27, // 21: bulkhead.v1.ProbeServerResponse.findings:type_name -> bulkhead.v1.Finding
-	22, // 22: bulkhead.v1.ProbeServerResponse.failure:type_name -> bulkhead.v1.ProbeServerResponse.Failure
-	4,  // 23: bulkhead.v1.Definition.kind:type_name -> bulkhead.v1.Definition.Kind
-	25, // 24: bulkhead.v1.Definition.definition:type_name -> bulkhead.v1.Json
-	5,  // 25: bulkhead.v1.Definition.review:type_name -> bulkhead.v1.Definition.Review
-	27, // 26: bulkhead.v1.Definition.findings:type_name -> bulkhead.v1.Finding
-	23, // 27: bulkhead.v1.ListDefinitionsResponse.observe_time:type_name -> google.protobuf.Timestamp
-	15, // 28: bulkhead.v1.ListDefinitionsResponse.definitions:type_name -> bulkhead.v1.Definition
-	2,  // 29: bulkhead.v1.Server.Authorization.mode:type_name -> bulkhead.v1.Server.Authorization.Mode
-	3,  // 30: bulkhead.v1.ProbeServerResponse.Failure.layer:type_name -> bulkhead.v1.ProbeServerResponse.Failure.Layer
-	7,  // 31: bulkhead.v1.ServerService.CreateServer:input_type -> bulkhead.v1.CreateServerRequest
-	8,  // 32: bulkhead.v1.ServerService.GetServer:input_type -> bulkhead.v1.GetServerRequest
-	9,  // 33: bulkhead.v1.ServerService.ListServers:input_type -> bulkhead.v1.ListServersRequest
-	11, // 34: bulkhead.v1.ServerService.UpdateServer:input_type -> bulkhead.v1.UpdateServerRequest
-	12, // 35: bulkhead.v1.ServerService.DeleteServer:input_type -> bulkhead.v1.DeleteServerRequest
-	13, // 36: bulkhead.v1.ServerService.ProbeServer:input_type -> bulkhead.v1.ProbeServerRequest
-	16, // 37: bulkhead.v1.ServerService.ListDefinitions:input_type -> bulkhead.v1.ListDefinitionsRequest
-	6,  // 38: bulkhead.v1.ServerService.CreateServer:output_type -> bulkhead.v1.Server
-	6,  // 39: bulkhead.v1.ServerService.GetServer:output_type -> bulkhead.v1.Server
-	10, // 40: bulkhead.v1.ServerService.ListServers:output_type -> bulkhead.v1.ListServersResponse
-	6,  // 41: bulkhead.v1.ServerService.UpdateServer:output_type -> bulkhead.v1.Server
-	28, // 42: bulkhead.v1.ServerService.DeleteServer:output_type -> google.protobuf.Empty
-	14, // 43: bulkhead.v1.ServerService.ProbeServer:output_type -> bulkhead.v1.ProbeServerResponse
-	17, // 44: bulkhead.v1.ServerService.ListDefinitions:output_type -> bulkhead.v1.ListDefinitionsResponse
-	38, // [38:45] is the sub-list for method output_type
-	31, // [31:38] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	20, // 1: bulkhead.v1.Server.stdio:type_name -> bulkhead.v1.Server.Stdio
+	19, // 2: bulkhead.v1.Server.sse:type_name -> bulkhead.v1.Server.Sse
+	0,  // 3: bulkhead.v1.Server.isolation:type_name -> bulkhead.v1.Server.Isolation
+	21, // 4: bulkhead.v1.Server.authorization:type_name -> bulkhead.v1.Server.Authorization
+	1,  // 5: bulkhead.v1.Server.era:type_name -> bulkhead.v1.Server.Era
+	22, // 6: bulkhead.v1.Server.active_contract:type_name -> bulkhead.v1.Server.ActiveContract
+	24, // 7: bulkhead.v1.Server.create_time:type_name -> google.protobuf.Timestamp
+	24, // 8: bulkhead.v1.Server.update_time:type_name -> google.protobuf.Timestamp
+	18, // 9: bulkhead.v1.CreateServerRequest.http:type_name -> bulkhead.v1.Server.Http
+	20, // 10: bulkhead.v1.CreateServerRequest.stdio:type_name -> bulkhead.v1.Server.Stdio
+	19, // 11: bulkhead.v1.CreateServerRequest.sse:type_name -> bulkhead.v1.Server.Sse
+	0,  // 12: bulkhead.v1.CreateServerRequest.isolation:type_name -> bulkhead.v1.Server.Isolation
+	21, // 13: bulkhead.v1.CreateServerRequest.authorization:type_name -> bulkhead.v1.Server.Authorization
+	6,  // 14: bulkhead.v1.ListServersResponse.servers:type_name -> bulkhead.v1.Server
+	18, // 15: bulkhead.v1.UpdateServerRequest.http:type_name -> bulkhead.v1.Server.Http
+	19, // 16: bulkhead.v1.UpdateServerRequest.sse:type_name -> bulkhead.v1.Server.Sse
+	0,  // 17: bulkhead.v1.UpdateServerRequest.isolation:type_name -> bulkhead.v1.Server.Isolation
+	21, // 18: bulkhead.v1.UpdateServerRequest.authorization:type_name -> bulkhead.v1.Server.Authorization
+	25, // 19: bulkhead.v1.UpdateServerRequest.update_mask:type_name -> google.protobuf.FieldMask
+	1,  // 20: bulkhead.v1.ProbeServerResponse.era:type_name -> bulkhead.v1.Server.Era
+	26, // 21: bulkhead.v1.ProbeServerResponse.capabilities:type_name -> bulkhead.v1.Json
+	27, // 22: bulkhead.v1.ProbeServerResponse.negotiation:type_name -> google.protobuf.Duration
+	27, // 23: bulkhead.v1.ProbeServerResponse.discovery:type_name -> google.protobuf.Duration
+	28, // 24: bulkhead.v1.ProbeServerResponse.findings:type_name -> bulkhead.v1.Finding
+	23, // 25: bulkhead.v1.ProbeServerResponse.failure:type_name -> bulkhead.v1.ProbeServerResponse.Failure
+	4,  // 26: bulkhead.v1.Definition.kind:type_name -> bulkhead.v1.Definition.Kind
+	26, // 27: bulkhead.v1.Definition.definition:type_name -> bulkhead.v1.Json
+	5,  // 28: bulkhead.v1.Definition.review:type_name -> bulkhead.v1.Definition.Review
+	28, // 29: bulkhead.v1.Definition.findings:type_name -> bulkhead.v1.Finding
+	24, // 30: bulkhead.v1.ListDefinitionsResponse.observe_time:type_name -> google.protobuf.Timestamp
+	15, // 31: bulkhead.v1.ListDefinitionsResponse.definitions:type_name -> bulkhead.v1.Definition
+	2,  // 32: bulkhead.v1.Server.Authorization.mode:type_name -> bulkhead.v1.Server.Authorization.Mode
+	3,  // 33: bulkhead.v1.ProbeServerResponse.Failure.layer:type_name -> bulkhead.v1.ProbeServerResponse.Failure.Layer
+	7,  // 34: bulkhead.v1.ServerService.CreateServer:input_type -> bulkhead.v1.CreateServerRequest
+	8,  // 35: bulkhead.v1.ServerService.GetServer:input_type -> bulkhead.v1.GetServerRequest
+	9,  // 36: bulkhead.v1.ServerService.ListServers:input_type -> bulkhead.v1.ListServersRequest
+	11, // 37: bulkhead.v1.ServerService.UpdateServer:input_type -> bulkhead.v1.UpdateServerRequest
+	12, // 38: bulkhead.v1.ServerService.DeleteServer:input_type -> bulkhead.v1.DeleteServerRequest
+	13, // 39: bulkhead.v1.ServerService.ProbeServer:input_type -> bulkhead.v1.ProbeServerRequest
+	16, // 40: bulkhead.v1.ServerService.ListDefinitions:input_type -> bulkhead.v1.ListDefinitionsRequest
+	6,  // 41: bulkhead.v1.ServerService.CreateServer:output_type -> bulkhead.v1.Server
+	6,  // 42: bulkhead.v1.ServerService.GetServer:output_type -> bulkhead.v1.Server
+	10, // 43: bulkhead.v1.ServerService.ListServers:output_type -> bulkhead.v1.ListServersResponse
+	6,  // 44: bulkhead.v1.ServerService.UpdateServer:output_type -> bulkhead.v1.Server
+	29, // 45: bulkhead.v1.ServerService.DeleteServer:output_type -> google.protobuf.Empty
+	14, // 46: bulkhead.v1.ServerService.ProbeServer:output_type -> bulkhead.v1.ProbeServerResponse
+	17, // 47: bulkhead.v1.ServerService.ListDefinitions:output_type -> bulkhead.v1.ListDefinitionsResponse
+	41, // [41:48] is the sub-list for method output_type
+	34, // [34:41] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_bulkhead_v1_server_service_proto_init() }
@@ -1898,10 +1997,12 @@ func file_bulkhead_v1_server_service_proto_init() {
 	file_bulkhead_v1_server_service_proto_msgTypes[0].OneofWrappers = []any{
 		(*Server_Http_)(nil),
 		(*Server_Stdio_)(nil),
+		(*Server_Sse_)(nil),
 	}
 	file_bulkhead_v1_server_service_proto_msgTypes[1].OneofWrappers = []any{
 		(*CreateServerRequest_Http)(nil),
 		(*CreateServerRequest_Stdio)(nil),
+		(*CreateServerRequest_Sse)(nil),
 	}
 	file_bulkhead_v1_server_service_proto_msgTypes[5].OneofWrappers = []any{}
 	type x struct{}
@@ -1910,7 +2011,7 @@ func file_bulkhead_v1_server_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bulkhead_v1_server_service_proto_rawDesc), len(file_bulkhead_v1_server_service_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
