@@ -15,7 +15,7 @@ const module = "github.com/bulkhead-mcp/bulkhead/"
 // only packages of lower floors; a package below a listed one belongs to it.
 var levels = [][]string{
 	{"internal/fault", "internal/seal", "internal/canonical", "internal/resource"},
-	{"internal/postgres", "internal/redis", "internal/egress", "internal/ratelimit", "internal/telemetry", "internal/config"},
+	{"internal/postgres", "internal/redis", "internal/egress", "internal/ratelimit", "internal/telemetry", "internal/config", "internal/confine"},
 	{"internal/tenant", "internal/contract"},
 	{"internal/audit"},
 	{"internal/catalog", "internal/authz", "internal/consent", "internal/sessions"},
@@ -64,6 +64,7 @@ var owners = []struct {
 	{"github.com/prometheus/", []string{"internal/telemetry"}, "labels are bounded in one place"},
 	{"github.com/caarlos0/env", []string{"internal/config"}, "parts take values, not names of variables"},
 	{"go.yaml.in/", []string{"internal/contract", "internal/config"}, "YAML is read strictly, in one place"},
+	{"github.com/landlock-lsm/", []string{"internal/confine"}, "a rule of Landlock holds a thread for good: only the entry, which becomes another program, takes one"},
 	{"go.uber.org/goleak", nil, "it serves tests"},
 	{"net/http/httptest", []string{"internal/mcptest"}, "it serves tests"},
 	{"os/exec", []string{"internal/postgres/embedded", "internal/redis/redistest", "internal/sessions", "cmd/server"},
@@ -233,6 +234,7 @@ var usesAllowed = map[string]string{
 	"internal/sessions/stdio_test.go os.Getenv":              "hands the PATH to the host that the test kills",
 	"internal/sessions/child_test.go os.Getenv":              "is that server, set up by variables",
 	"internal/sessions/child_test.go os.Environ":             "tells what a server sees of the host's environment",
+	"internal/confine/orders.go os.Exit":                     "is the main function of the processes between the host and a program",
 	"internal/sessions/child_test.go os.Exit":                "plays a server that crashes",
 	"internal/redis/redistest/redistest.go time.Sleep":       "polls for a foreign process to listen, up to a deadline",
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/calls"
 	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
 	"github.com/bulkhead-mcp/bulkhead/internal/config"
+	"github.com/bulkhead-mcp/bulkhead/internal/confine"
 	"github.com/bulkhead-mcp/bulkhead/internal/consent"
 	"github.com/bulkhead-mcp/bulkhead/internal/egress"
 	"github.com/bulkhead-mcp/bulkhead/internal/ratelimit"
@@ -125,7 +126,9 @@ func (p *parts) buildCatalog(consents *consent.Service, out *egress.Client, pool
 func runtimes(cfg *config.Config) map[string]sessions.Runtime {
 	out := make(map[string]sessions.Runtime, len(cfg.Runtimes))
 	for name, r := range cfg.Runtimes {
-		out[name] = sessions.Runtime{Command: r.Command, Env: r.Env, ReadRoots: r.ReadRoots, WriteRoots: r.WriteRoots, Dir: r.Dir}
+		out[name] = sessions.Runtime{Command: r.Command, Env: r.Env, ReadRoots: r.ReadRoots, WriteRoots: r.WriteRoots, Dir: r.Dir,
+			Network: r.Network, User: r.User, Limits: confine.Limits{Memory: r.Limits.MemoryBytes, AddressSpace: r.Limits.AddressSpaceBytes,
+				FileSize: r.Limits.FileBytes, OpenFiles: r.Limits.OpenFiles, Processes: r.Limits.Processes, CPUSeconds: r.Limits.CPUSeconds}}
 	}
 	return out
 }

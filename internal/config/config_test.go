@@ -132,7 +132,8 @@ func TestLoad_Production(t *testing.T) {
 		"BULKHEAD_OPERATOR_KEY_FILE="+file(t, operator+"\n"),
 		"BULKHEAD_EGRESS_ALLOW=10.0.0.0/8, fd00::/8",
 		"BULKHEAD_PUBLIC_URL=https://mcp.example/base/",
-		"BULKHEAD_RUNTIMES_FILE="+file(t, `{"fs":{"command":["node","x.js","/data"],"env":{"A":"b"},"readRoots":["/data"],"writeRoots":["/data/w"],"dir":"/data"}}`)))
+		"BULKHEAD_RUNTIMES_FILE="+file(t, `{"fs":{"command":["node","x.js","/data"],"env":{"A":"b"},"readRoots":["/data"],"writeRoots":["/data/w"],"dir":"/data",`+
+			`"network":true,"user":"1000:1000","limits":{"memoryBytes":268435456,"processes":16}}}`)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +142,8 @@ func TestLoad_Production(t *testing.T) {
 		DatabaseURL: "postgres://app:hunter2@db/bulkhead", MigrationDatabaseURL: "postgres://owner:hunter2@db/bulkhead",
 		RedisURL: "redis://redis:6379", KEKs: []KEK{{ID: "k1", Key: testKey(1)}}, OperatorKey: Secret(operator),
 		Runtimes: map[string]Runtime{"fs": {Command: []string{"node", "x.js", "/data"}, Env: map[string]string{"A": "b"},
-			ReadRoots: []string{"/data"}, WriteRoots: []string{"/data/w"}, Dir: "/data"}},
+			ReadRoots: []string{"/data"}, WriteRoots: []string{"/data/w"}, Dir: "/data", Network: true, User: "1000:1000",
+			Limits: RuntimeLimits{MemoryBytes: 256 << 20, Processes: 16}}},
 		EgressAllow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")},
 		PublicURL:   "https://mcp.example/base", LogLevel: slog.LevelDebug, GracePeriod: time.Minute,
 	}
@@ -310,6 +312,12 @@ func TestParseRuntimes_Refusals(t *testing.T) {
 		{"more after it", `{} {}`, "runtimes: has something after"},
 		{"unknown member", `{"a":{"command":["x"],"shell":true}}`, "runtimes.a.shell: is not a known member"},
 		{"other case", `{"a":{"Command":["x"]}}`, "runtimes.a.Command: is not a known member"},
+		{"unknown limit", `{"a":{"command":["x"],"limits":{"memory":1}}}`, "runtimes.a.limits.memory: is not a known member"},
+		{"limit too small", `{"a":{"command":["x"],"limits":{"openFiles":2}}}`, "a.limits.openFiles: is a whole number from 8 to"},
+		{"limit too great", `{"a":{"command":["x"],"limits":{"cpuSeconds":99999999}}}`, "a.limits.cpuSeconds: is a whole number from 1 to"},
+		{"negative limit", `{"a":{"command":["x"],"limits":{"processes":-1}}}`, "processes has the wrong type"},
+		{"user", `{"a":{"command":["x"],"user":"a b"}}`, "a.user: is a name, a number"},
+		{"user with a group's name", `{"a":{"command":["x"],"user":"1000:staff"}}`, "a.user: is a name, a number"},
 		{"twice", `{"a":{"command":["x"]},"a":{"command":["y"]}}`, "runtimes.a: occurs twice"},
 		{"variable twice", `{"a":{"command":["x"],"env":{"E":"1","E":"2"}}}`, "runtimes.a.env.E: occurs twice"},
 		{"wrong type", `{"a":{"command":"x"}}`, "has the wrong type"},

@@ -23,6 +23,10 @@ const (
 	maxEnv      = 64
 	maxRoots    = 32
 	maxText     = 4096 // bytes of one argument, value or path
+	// maxBytes, maxCount and maxSeconds bound the limits that a runtime may set.
+	maxBytes   = 1 << 50
+	maxCount   = 1 << 20
+	maxSeconds = 30 * 24 * 3600
 )
 
 // Runtime is a declared command that stdio servers run. A tenant gives only its
@@ -33,12 +37,35 @@ type Runtime struct {
 	Command []string `json:"command"`
 	// Env is the whole environment of the process beside what sessions adds.
 	Env map[string]string `json:"env"`
-	// ReadRoots and WriteRoots are the absolute paths that the process is meant
-	// to read and to write.
+	// ReadRoots and WriteRoots are the absolute paths of files and directories that
+	// the process may read and write, beside itself and the system's libraries.
 	ReadRoots  []string `json:"readRoots"`
 	WriteRoots []string `json:"writeRoots"`
 	// Dir is the working directory; empty means one of the host's choice.
 	Dir string `json:"dir"`
+	// Network allows TCP.
+	Network bool `json:"network"`
+	// User is whom the process runs as: a name, a number, or two numbers with a
+	// colon between user and group; empty means one of the host's choice.
+	User string `json:"user"`
+	// Limits bound what the process uses.
+	Limits RuntimeLimits `json:"limits"`
+}
+
+// RuntimeLimits are what the kernel bounds of a process; a zero member means the
+// default, which sessions knows.
+type RuntimeLimits struct {
+	// MemoryBytes, AddressSpaceBytes and FileBytes are for each process: what it
+	// can write to and shares with nobody, all that it maps, a file it writes.
+	MemoryBytes       uint64 `json:"memoryBytes"`
+	AddressSpaceBytes uint64 `json:"addressSpaceBytes"`
+	FileBytes         uint64 `json:"fileBytes"`
+	// OpenFiles bounds the descriptors of each process.
+	OpenFiles uint64 `json:"openFiles"`
+	// Processes bounds processes and threads together.
+	Processes uint64 `json:"processes"`
+	// CPUSeconds bounds the processor time of each process in its life.
+	CPUSeconds uint64 `json:"cpuSeconds"`
 }
 
 // String names the program only: arguments and environment may hold secrets.
@@ -58,6 +85,7 @@ func (r Runtime) LogValue() slog.Value { return slog.StringValue(r.String()) }
 var (
 	runtimeName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,62}$`)
 	envName     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+	userName    = regexp.MustCompile(`^([a-z_][a-z0-9_-]{0,31}|[0-9]{1,10}(:[0-9]{1,10})?)$`)
 )
 
 // parseRuntimes reads a JSON object of runtimes by name. Unknown and repeated
@@ -137,6 +165,26 @@ func (r Runtime) check() []fault.Field {
 			refuse("dir", "%s", rule)
 		}
 	}
+	if r.User != "" && !userName.MatchString(r.User) {
+		refuse("user", "is a name, a number, or two numbers with a colon between")
+	}
+	return append(bad, r.Limits.check()...)
+}
+
+func (l RuntimeLimits) check() (bad []fault.Field) {
+	for _, m := range []struct {
+		name        string
+		value       uint64
+		least, most uint64
+	}{
+		{"memoryBytes", l.MemoryBytes, 1 << 20, maxBytes}, {"addressSpaceBytes", l.AddressSpaceBytes, 1 << 20, maxBytes},
+		{"fileBytes", l.FileBytes, 1, maxBytes}, {"openFiles", l.OpenFiles, 8, maxCount}, {"processes", l.Processes, 1, maxCount},
+		{"cpuSeconds", l.CPUSeconds, 1, maxSeconds},
+	} {
+		if m.value != 0 && (m.value < m.least || m.value > m.most) {
+			bad = append(bad, fault.Field{Path: "limits." + m.name, Rule: fmt.Sprintf("is a whole number from %d to %d, or 0 for the default", m.least, m.most)})
+		}
+	}
 	return bad
 }
 
@@ -157,8 +205,11 @@ func pathRule(p string) string {
 	return textRule(p)
 }
 
-// runtimeMembers are the members of a Runtime.
-var runtimeMembers = []string{"command", "env", "readRoots", "writeRoots", "dir"}
+// runtimeMembers and limitMembers are the members of a Runtime and of its limits.
+var (
+	runtimeMembers = []string{"command", "env", "readRoots", "writeRoots", "dir", "network", "user", "limits"}
+	limitMembers   = []string{"memoryBytes", "addressSpaceBytes", "fileBytes", "openFiles", "processes", "cpuSeconds"}
+)
 
 // checkMembers walks the tokens, since encoding/json takes the last of two
 // members silently. It refuses what follows the value, too.
@@ -205,7 +256,8 @@ func walk(d *json.Decoder, path string, depth int) (string, error) {
 			}
 			seen[name] = true
 			// encoding/json would take Command for command.
-			if depth == 1 && !slices.Contains(runtimeMembers, name) {
+			if depth == 1 && !slices.Contains(runtimeMembers, name) ||
+				depth == 2 && strings.HasSuffix(path, ".limits") && !slices.Contains(limitMembers, name) {
 				return child, errors.New("is not a known member")
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -181,7 +182,8 @@ func hostChild() {
 		panic(err)
 	}
 	p := NewPool(PoolConfig{Egress: egress.New(egress.Policy{}), Log: quietLog(), TempDir: os.Getenv("TEMP_DIR"), Runtimes: map[string]Runtime{
-		"shell": {Command: []string{"sh", "-c", `"$0"; exit 0`, self}, Env: map[string]string{"BULKHEAD_TEST_CHILD": "server", "ERA": "legacy", "STUBBORN": "1"}},
+		"shell": {Command: []string{"sh", "-c", `"$0"; exit 0`, self}, Env: map[string]string{"BULKHEAD_TEST_CHILD": "server", "ERA": "legacy", "STUBBORN": "1"},
+			ReadRoots: []string{self}, User: strconv.Itoa(os.Getuid()), Limits: raceLimits},
 	}})
 	resp, err := p.Do(context.Background(), Key{Tenant: id, Server: "srv_1"}, Target{Transport: TransportStdio, Runtime: "shell"},
 		Request{Method: "tools/call", Name: "spawn", Params: json.RawMessage(`{"name":"spawn"}`)})

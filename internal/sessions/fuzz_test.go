@@ -16,6 +16,7 @@ import (
 
 	"github.com/mark3labs/mcp-go/mcp"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/confine"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 )
 
@@ -217,7 +218,7 @@ func FuzzLines(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte, piece uint16, batches bool) {
 		p := &Pool{ctx: context.Background(), log: quietLog(), limits: Limits{LineBytes: 1 << 10}.withDefaults(), answers: newBudget(1<<20, 1<<20), slots: map[Key]*slot{}}
 		c := &conn{pool: p, key: Key{Tenant: tenantID(t, "ten_a")}}
-		w := &stdioWire{proc: &process{stdin: null}, conn: c, limits: &p.limits, tasks: &p.tasks, log: p.log, closing: true,
+		w := &stdioWire{proc: &confine.Process{Stdin: null}, conn: c, limits: &p.limits, tasks: &p.tasks, log: p.log, closing: true,
 			writing: make(chan struct{}, 1), alive: make(chan struct{}), dead: make(chan struct{}), requests: newInflight()}
 		if batches {
 			w.version = mcp.ProtocolVersion20250326

@@ -56,7 +56,6 @@ type Pool struct {
 	meta       [declarations][]byte
 	clientInfo mcp.Implementation
 	onChange   atomic.Pointer[func(Change)]
-	spawn      *spawner
 	opened     func(t tenant.ID, server string) (closed func())
 	learned    func(k Key, era, version string)
 	alarm      func(k Key, t Target, event string)
@@ -113,7 +112,7 @@ func NewPool(cfg PoolConfig) *Pool {
 		egress: cfg.Egress, log: cfg.Log, creds: cfg.Credentials, runtimes: cfg.Runtimes, tempDir: cfg.TempDir,
 		limits: cfg.Limits.withDefaults(), clientInfo: mcp.Implementation{Name: "bulkhead", Version: cfg.Version},
 		slots: map[Key]*slot{}, tenants: map[tenant.ID]int{}, servers: map[serverKey]int{}, children: map[tenant.ID]int{},
-		eras: map[registration]eraNote{}, pauses: map[registration]*pause{}, spawn: newSpawner(), opened: cfg.Opened,
+		eras: map[registration]eraNote{}, pauses: map[registration]*pause{}, opened: cfg.Opened,
 		learned: cfg.Learned, alarm: cfg.Alarm,
 	}
 	if p.clientInfo.Version == "" {
@@ -124,6 +123,7 @@ func NewPool(cfg PoolConfig) *Pool {
 		p.meta[i] = modernMeta(p.clientInfo.Name, p.clientInfo.Version, declarationOf(i))
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.tellConfinement()
 	p.tasks.run(p.sweeping)
 	return p
 }

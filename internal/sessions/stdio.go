@@ -11,14 +11,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/confine"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
-	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
 // stdioWire speaks with a child process over its standard input and output, one
 // message a line.
 type stdioWire struct {
-	proc    *process
+	proc    *confine.Process
 	conn    *conn
 	limits  *Limits
 	tasks   *tasks
@@ -40,64 +40,32 @@ type stdioWire struct {
 
 // newStdioWire starts the runtime's command for a connection.
 func newStdioWire(p *Pool, c *conn) (*stdioWire, error) {
-	r, ok := p.runtimes[c.target.Runtime]
-	if !ok {
-		return nil, failure(fault.Precondition, fault.Host, "RUNTIME_UNKNOWN", "no such runtime is declared")
-	}
-	if c.target.Origin != "" && c.target.Origin != "stdio:"+c.target.Runtime {
-		return nil, failure(fault.Precondition, fault.Host, "ORIGIN_MISMATCH", "the server's runtime is not the origin in its contract")
-	}
-	if err := p.admitChild(c.key.Tenant); err != nil {
-		return nil, err
-	}
-	proc, err := startProcess(p.spawn, r, p.tempDir)
+	proc, err := p.startChild(c)
 	if err != nil {
-		p.releaseChild(c.key.Tenant)
-		return nil, failure(fault.Unavailable, fault.Transport, "START_FAILED", "the server's program could not be started").Cause(err)
+		return nil, err
 	}
 	w := &stdioWire{
 		proc: proc, conn: c, limits: &p.limits, tasks: &p.tasks,
 		log:     p.log.With("tenant", c.key.Tenant.String(), "server", c.key.Server, "connection", c.id),
 		writing: make(chan struct{}, 1), alive: make(chan struct{}), dead: make(chan struct{}), requests: newInflight(),
 	}
-	p.tasks.run(proc.reap)
-	p.tasks.run(func() { w.diagnostics(proc.stderr) })
+	p.tasks.run(func() { w.diagnostics(proc.Stderr) })
+	drained := make(chan struct{})
 	p.tasks.run(func() {
-		w.read(proc.stdout)
-		close(proc.drained)
-		<-proc.gone
-		p.releaseChild(c.key.Tenant)
+		w.read(proc.Stdout)
+		close(drained)
+		proc.Drained()
 	})
 	p.tasks.run(func() {
-		<-proc.exited
+		<-proc.Exited()
+		// Its last words count.
 		select {
-		case <-proc.drained:
-		case <-proc.gone:
+		case <-drained:
+		case <-proc.Gone():
 		}
 		w.fail("the server's program ended")
 	})
 	return w, nil
-}
-
-// admitChild counts one more child of a tenant, if its bound allows.
-func (p *Pool) admitChild(t tenant.ID) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.children[t] >= p.limits.TenantProcesses || p.running >= p.limits.Processes {
-		return failure(fault.Exhausted, fault.Host, "PROCESSES_EXHAUSTED", "too many programs of servers are running")
-	}
-	p.children[t]++
-	p.running++
-	return nil
-}
-
-func (p *Pool) releaseChild(t tenant.ID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.running--
-	if p.children[t]--; p.children[t] <= 0 {
-		delete(p.children, t)
-	}
 }
 
 func (w *stdioWire) speak(era, version string) {
@@ -199,15 +167,15 @@ func (w *stdioWire) write(ctx context.Context, body []byte, before func() error)
 
 // put writes with a deadline that the end of ctx brings forward.
 func (w *stdioWire) put(ctx context.Context, line []byte) (int, error) {
-	if err := w.proc.stdin.SetWriteDeadline(time.Now().Add(w.limits.Write)); err != nil {
+	if err := w.proc.Stdin.SetWriteDeadline(time.Now().Add(w.limits.Write)); err != nil {
 		return 0, err
 	}
 	ran := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(ran)
-		w.proc.stdin.SetWriteDeadline(time.Unix(1, 0)) //nolint:errcheck // the write fails by itself then
+		w.proc.Stdin.SetWriteDeadline(time.Unix(1, 0)) //nolint:errcheck // the write fails by itself then
 	})
-	n, err := w.proc.stdin.Write(line)
+	n, err := w.proc.Stdin.Write(line)
 	if !stop() {
 		<-ran // so that it does not cut the next writer short
 	}
@@ -255,11 +223,11 @@ func (w *stdioWire) watch(ctx context.Context, want *watch) (end watchEnd) {
 	return end
 }
 
-// close implements wire: it ends the process and everything in its group.
+// close implements wire: it ends the process and everything it started.
 func (w *stdioWire) close(context.Context) {
 	w.mu.Lock()
 	w.closing = true
 	w.mu.Unlock()
-	w.proc.end(w.limits.Grace)
+	w.proc.End(w.limits.Grace)
 	w.fail("closed")
 }

@@ -15,8 +15,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/confine"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 )
+
+// raceLimits let a program run that was built with the race detector, which maps
+// terabytes.
+var raceLimits = confine.Limits{Memory: 1 << 50, AddressSpace: 1 << 50}
 
 func childRuntime(t testing.TB, env ...string) Runtime {
 	t.Helper()
@@ -24,7 +29,8 @@ func childRuntime(t testing.TB, env ...string) Runtime {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := Runtime{Command: []string{self}, Env: map[string]string{"BULKHEAD_TEST_CHILD": "server", "ERA": "legacy"}}
+	r := Runtime{Command: []string{self}, Env: map[string]string{"BULKHEAD_TEST_CHILD": "server", "ERA": "legacy"}, ReadRoots: []string{self},
+		User: strconv.Itoa(os.Getuid()), Limits: raceLimits}
 	for _, kv := range env {
 		k, v, _ := strings.Cut(kv, "=")
 		r.Env[k] = v

@@ -130,7 +130,6 @@ func (p *Pool) Shutdown(ctx context.Context) error {
 	go func() {
 		defer close(done)
 		p.tasks.wait()
-		p.spawn.stop()
 	}()
 	select {
 	case <-done:

@@ -51,14 +51,18 @@ func (s *running) runtimes(t testing.TB) map[string]service.Runtime {
 	tee := func(to string, command []string) []string {
 		return append([]string{"/bin/sh", "-c", `to=$1; shift; tee -a "$to" | exec "$@"`, "sh", to}, command...)
 	}
+	for _, path := range []string{s.wire, s.everythingWire} {
+		write(t, filepath.Dir(path), filepath.Base(path), "")
+	}
+	modules := []string{npm.Install(t)}
 	return map[string]service.Runtime{
-		"everything":      {Command: npm.EverythingStdio(t)},
-		"filesystem":      {Command: files, ReadRoots: []string{s.root}, WriteRoots: []string{s.root}},
-		"filesystem-wire": {Command: tee(s.wire, files)},
-		"everything-wire": {Command: tee(s.everythingWire, npm.EverythingStdio(t))},
-		"memory":          {Command: npm.MemoryStdio(t, filepath.Join(s.outside, "memory.jsonl")), WriteRoots: []string{s.outside}},
-		"thinking":        {Command: npm.ThinkingStdio(t)},
-		"modern":          {Command: npm.ModernStdio(t)},
+		"everything":      {Command: npm.EverythingStdio(t), ReadRoots: modules},
+		"filesystem":      {Command: files, ReadRoots: modules, WriteRoots: []string{s.root}},
+		"filesystem-wire": {Command: tee(s.wire, files), ReadRoots: modules, WriteRoots: []string{s.root, s.wire}},
+		"everything-wire": {Command: tee(s.everythingWire, npm.EverythingStdio(t)), ReadRoots: modules, WriteRoots: []string{s.everythingWire}},
+		"memory":          {Command: npm.MemoryStdio(t, filepath.Join(s.outside, "memory.jsonl")), ReadRoots: modules, WriteRoots: []string{s.outside}},
+		"thinking":        {Command: npm.ThinkingStdio(t), ReadRoots: modules},
+		"modern":          {Command: npm.ModernStdio(t), ReadRoots: modules},
 	}
 }
 

@@ -9,9 +9,11 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -30,6 +32,10 @@ type Runtime struct {
 	Command    []string `json:"command"`
 	ReadRoots  []string `json:"readRoots,omitempty"`
 	WriteRoots []string `json:"writeRoots,omitempty"`
+	Network    bool     `json:"network,omitempty"`
+	// User is whom it runs as; empty means the tests' own user, who makes the files
+	// that it works on.
+	User string `json:"user"`
 }
 
 // Service is a running server process.
@@ -60,7 +66,14 @@ func Start(t testing.TB, runtimes map[string]Runtime) *Service {
 	})
 	s.DB = pgtest.New(t)
 	redis := redistest.New(t)
-	declared, err := json.Marshal(runtimes)
+	all := maps.Clone(runtimes)
+	for name, r := range all {
+		if r.User == "" {
+			r.User = strconv.Itoa(os.Getuid())
+			all[name] = r
+		}
+	}
+	declared, err := json.Marshal(all)
 	must(t, err)
 	var kek [32]byte
 	_, _ = rand.Read(kek[:]) // never fails
