@@ -62,7 +62,7 @@ func (s *running) runtimes(t testing.TB) map[string]service.Runtime {
 		"everything-wire": {Command: tee(s.everythingWire, npm.EverythingStdio(t)), ReadRoots: modules, WriteRoots: []string{s.everythingWire}},
 		"memory":          {Command: npm.MemoryStdio(t, filepath.Join(s.outside, "memory.jsonl")), ReadRoots: modules, WriteRoots: []string{s.outside}},
 		"thinking":        {Command: npm.ThinkingStdio(t), ReadRoots: modules},
-		"modern":          {Command: npm.ModernStdio(t), ReadRoots: modules},
+		"modern":          {Command: npm.ModernStdio(t), ReadRoots: []string{filepath.Dir(modules[0])}},
 	}
 }
 
