@@ -80,20 +80,33 @@ func (d fakeServers) ProbeServer(ctx context.Context, p tenant.Principal, idOrNa
 		ServerInfo: []byte(`{"name":"Cal\u00e9ndar","version":"1"}`), Kinds: []catalog.ProbedKind{{Kind: catalog.Tool, Callable: 2, Quarantined: 1}}}, d.note(ctx, "Probe")
 }
 func (d fakeServers) Definitions(ctx context.Context, p tenant.Principal, idOrName string, kind catalog.Kind, refresh bool) (*catalog.Revision, error) {
-	return d.revision(), d.note(ctx, "Definitions %s %v", kind, refresh)
+	return d.revision(kind), d.note(ctx, "Definitions %s %v", kind, refresh)
 }
-func (d fakeServers) revision() *catalog.Revision {
+func (d fakeServers) revision(kind catalog.Kind) *catalog.Revision {
 	def := func(name, digest, quarantine string) catalog.Definition {
-		return catalog.Definition{Kind: catalog.Tool, Name: name, ModelName: "calendar__" + name, Digest: digest, Title: "Title of " + name,
+		return catalog.Definition{Kind: kind, Name: name, ModelName: "calendar__" + name, Digest: digest, Title: "Title of " + name,
 			Raw: json.RawMessage(`{"name": "` + name + `","n":1.0}`), Quarantine: quarantine}
 	}
-	return &catalog.Revision{ID: "cat_1", Tenant: someTenant, ServerID: calendarID, Kind: catalog.Tool, ProtocolVersion: "2026-07-28", Era: "MODERN",
-		Capabilities: []byte(`{"tools":{}}`), Findings: []catalog.Finding{{Code: "CATALOG_STALE", Detail: "no answer"}}, Definitions: []catalog.Definition{
+	r := &catalog.Revision{ID: "cat_1", Tenant: someTenant, ServerID: calendarID, Kind: kind, ProtocolVersion: "2026-07-28", Era: "MODERN",
+		Capabilities: []byte(`{"tools":{},"resources":{},"prompts":{}}`)}
+	switch kind {
+	case catalog.Tool:
+		r.Findings = []catalog.Finding{{Code: "CATALOG_STALE", Detail: "no answer"}}
+		r.Definitions = []catalog.Definition{
 			def("free", digestOne, ""), def("draft", digestTwo, ""), def("staff_only", digestOne, ""), def("unnamed", digestOne, ""), def("draft", digestTwo, "twice"),
-			def("twins", digestTwo, "twice")}}
+			def("twins", digestTwo, "twice")}
+	case catalog.Resource:
+		r.Definitions = []catalog.Definition{def("c://a/1", digestOne, ""), def("c://b/1", digestOne, ""), def("c://a/../b", digestOne, ""),
+			def("c://a/staff/1", digestOne, ""), def("c://a/2", digestOne, "it is bad")}
+	case catalog.ResourceTemplate:
+		r.Definitions = []catalog.Definition{def("c://a/{id}", digestOne, ""), def("c://b/{id}", digestOne, ""), def("c://{all}", digestOne, "")}
+	case catalog.Prompt:
+		r.Definitions = []catalog.Definition{def("weekly", digestOne, ""), def("daily", digestTwo, ""), def("unnamed", digestOne, "")}
+	}
+	return r
 }
 func (d fakeServers) Current(ctx context.Context, v catalog.Server, c catalog.Context, kind catalog.Kind, maxAge time.Duration) (*catalog.Revision, error) {
-	return d.revision(), d.note(ctx, "Current %s %s %s %s", v.Name, c.Subject, c.Session, maxAge)
+	return d.revision(kind), d.note(ctx, "Current %s %s %s %s", v.Name, c.Subject, c.Session, maxAge)
 }
 func (d fakeServers) Encoded(r *catalog.Revision, allowedKey string, build func() []byte) []byte {
 	return build()
@@ -107,7 +120,9 @@ server: calendar
 transport: http
 protocol: {versions: ["2026-07-28"], downgrade: forbid}
 origin: https://calendar.example
-methods: [tools/list, tools/call]
+methods: [tools/list, tools/call, resources/read, resources/list, resources/templates/list, prompts/get, prompts/list]
+resources: [{uri: "c://a/staff/*", subjects: {groups: [staff]}, consent: call}, {uri: "c://a/*"}]
+prompts: [{name: weekly}, {name: daily, definition: "` + digestOne + `"}, {name: hourly, consent: call}]
 tools:
   - {name: free, definition: "` + digestOne + `", effect: read, consent: none}
   - {name: draft, definition: "` + digestOne + `", effect: write, consent: call}
@@ -203,6 +218,7 @@ func TestServices_PassOn(t *testing.T) {
 		{"DELETE", "/v1/servers/calendar", "", admin, "DeleteServer calendar"},
 		{"GET", "/v1/servers?pageSize=200", "", admin, `ListServers "" 201`},
 		{"GET", "/v1/servers/calendar/definitions?refresh=true", "", admin, "Definitions tool true"},
+		{"GET", "/v1/servers/calendar/definitions?kind=RESOURCE_TEMPLATE", "", admin, "Definitions resource_template false"},
 		{"POST", "/v1/servers/calendar/contracts:check", `{"tool":"free","subject":{"user":"alice"},"arguments":{"a": 1.0}}`, admin, `Check calendar 0  default|alice free {"a": 1.0}`},
 		{"POST", "/v1/servers/calendar/contracts:check", `{"tool":"free","subject":{"user":"idp|bob"},"yaml":"server: calendar"}`, admin, `Check calendar 0 server: calendar idp|bob free `},
 		{"POST", "/v1/servers/calendar/contracts:check", `{"tool":"free","revision":7}`, admin, `Check calendar 7   free `},
@@ -330,6 +346,75 @@ func TestTools_EqualOverBoth(t *testing.T) {
 	}
 }
 
+// The other lists are equal over both ways too, and hold what the contract covers
+// for this user and nothing else.
+func TestLists_EqualOverBoth(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	client := pb.NewCatalogServiceClient(r.conn)
+	for _, tt := range []struct {
+		path, groups string
+		into         proto.Message
+		viaGRPC      func(ctx context.Context) (proto.Message, error)
+		items        func(m proto.Message) []string
+		want         string
+		findings     []string
+	}{
+		{"resources", "", &pb.ListResourcesResponse{}, func(ctx context.Context) (proto.Message, error) {
+			return client.ListResources(ctx, &pb.ListResourcesRequest{SessionId: sessionOne})
+		}, func(m proto.Message) []string {
+			return each(m.(*pb.ListResourcesResponse).GetResources(), (*pb.Resource).GetUri)
+		},
+			"c://a/1", []string{"DEFINITION_QUARANTINED calendar: c://a/2: it is bad"}},
+		{"resources", "staff", &pb.ListResourcesResponse{}, func(ctx context.Context) (proto.Message, error) {
+			return client.ListResources(ctx, &pb.ListResourcesRequest{SessionId: sessionOne})
+		}, func(m proto.Message) []string {
+			return each(m.(*pb.ListResourcesResponse).GetResources(), (*pb.Resource).GetUri)
+		},
+			"c://a/1 c://a/staff/1", []string{"DEFINITION_QUARANTINED calendar: c://a/2: it is bad"}},
+		{"resourceTemplates", "", &pb.ListResourceTemplatesResponse{}, func(ctx context.Context) (proto.Message, error) {
+			return client.ListResourceTemplates(ctx, &pb.ListResourceTemplatesRequest{SessionId: sessionOne})
+		}, func(m proto.Message) []string {
+			return each(m.(*pb.ListResourceTemplatesResponse).GetResourceTemplates(), (*pb.ResourceTemplate).GetUriTemplate)
+		}, "c://a/{id} c://{all}", nil},
+		{"prompts", "", &pb.ListPromptsResponse{}, func(ctx context.Context) (proto.Message, error) {
+			return client.ListPrompts(ctx, &pb.ListPromptsRequest{SessionId: sessionOne})
+		}, func(m proto.Message) []string {
+			return each(m.(*pb.ListPromptsResponse).GetPrompts(), (*pb.Prompt).GetName)
+		},
+			"weekly", []string{"DEFINITION_CHANGED calendar: daily: its definition is not the one that the contract pins",
+				"PROMPT_NOT_OFFERED calendar: hourly: the contract has it, but the server does not offer it"}},
+	} {
+		headers := append(asUser("service", "alice"), "Bulkhead-Groups", tt.groups)
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer service", "bulkhead-user", "alice", "bulkhead-groups", tt.groups)
+		if tt.groups == "" {
+			headers = asUser("service", "alice")
+			ctx = metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer service", "bulkhead-user", "alice")
+		}
+		a := r.rest("GET", "/v1/sessions/"+sessionOne+"/"+tt.path, "", headers...)
+		if err := decodeBody(a.body, tt.into); err != nil || a.code != 200 {
+			t.Fatalf("%s: %v in %d %s", tt.path, err, a.code, a.body)
+		}
+		got, err := tt.viaGRPC(ctx)
+		if err != nil || !proto.Equal(got, tt.into) {
+			t.Errorf("%s: REST %v\ngRPC %v, %v", tt.path, tt.into, got, err)
+		}
+		if names := strings.Join(tt.items(got), " "); names != tt.want {
+			t.Errorf("%s for %q: %s, want %s", tt.path, tt.groups, names, tt.want)
+		}
+		findings := got.(interface{ GetFindings() []*pb.Finding }).GetFindings()
+		if lines := findingLines(findings); !slices.Equal(lines, tt.findings) && len(lines)+len(tt.findings) > 0 {
+			t.Errorf("%s: findings %q", tt.path, lines)
+		}
+		if !strings.Contains(string(a.body), `"source":{"server":"calendar","origin":"https://calendar.example","untrusted":true}`) {
+			t.Errorf("%s: no source in %s", tt.path, a.body)
+		}
+		if q := r.rest("GET", "/v1/sessions/"+sessionOne+"/"+tt.path+"?query=nowhere", "", headers...); !strings.Contains(string(q.body), `"`+tt.path+`":[]`) {
+			t.Errorf("query: %s", q.body)
+		}
+	}
+}
+
 func findingLines(fs []*pb.Finding) []string {
 	return each(fs, func(f *pb.Finding) string { return f.GetCode() + " " + f.GetDetail() })
 }
@@ -350,7 +435,7 @@ func TestTools_Missing(t *testing.T) {
 		return c
 	}
 	offer := func(c *contract.Contract, groups ...string) *offer {
-		o := &offer{server: catalog.Server{Name: "calendar"}, contract: c, revision: fakeServers{}.revision()}
+		o := &offer{noun: tools, server: catalog.Server{Name: "calendar"}, contract: c, revision: fakeServers{}.revision(catalog.Tool)}
 		o.allow(tenant.Principal{Groups: groups}, nil)
 		return o
 	}
@@ -399,7 +484,8 @@ func TestAnswers(t *testing.T) {
 	admin := as("admin")
 	a := r.rest("GET", "/v1/servers/calendar/definitions", "", admin...)
 	for _, want := range []string{`"name":"free","definitionDigest":"` + digestOne + `","definition":{"name": "free","n":1.0},"review":"PINNED","pinnedDigest":"` + digestOne + `"`,
-		`"review":"CHANGED","pinnedDigest":"` + digestOne + `"`, `"review":"ANY"`, `"review":"UNPINNED"`, `"quarantine":"twice"`} {
+		`"review":"CHANGED","pinnedDigest":"` + digestOne + `"`, `"review":"ANY"`, `"review":"UNPINNED"`, `"quarantine":"twice"`,
+		`{"kind":"RESOURCE","name":"c://a/1"`, `{"kind":"RESOURCE_TEMPLATE","name":"c://b/{id}"`, `{"kind":"PROMPT","name":"daily"`} {
 		if !strings.Contains(string(a.body), want) {
 			t.Errorf("no %s in %s", want, a.body)
 		}

@@ -69,6 +69,11 @@ var rules = map[string]rule{
 
 	pb.CatalogService_ListTools_FullMethodName: {roles: users, own: true, limit: serverLimit},
 
+	pb.CatalogService_ListResources_FullMethodName:         {roles: users, own: true, limit: serverLimit},
+	pb.CatalogService_ListResourceTemplates_FullMethodName: {roles: users, own: true, limit: serverLimit},
+	pb.CatalogService_ListPrompts_FullMethodName:           {roles: users, own: true, limit: serverLimit},
+	pb.CatalogService_CreateCompletion_FullMethodName:      {roles: users, own: true, limit: serverLimit},
+
 	pb.CallService_CreateCall_FullMethodName: {roles: users, own: true, limit: waitLimit},
 	pb.CallService_GetCall_FullMethodName:    {roles: users, own: true, limit: waitLimit},
 	pb.CallService_ListCalls_FullMethodName:  {roles: users, own: true},

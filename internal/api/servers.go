@@ -162,8 +162,15 @@ func (s *serverService) ProbeServer(ctx context.Context, in *pb.ProbeServerReque
 		out.ImplementationName, out.ImplementationVersion = shortened(info.Name), shortened(info.Version)
 	}
 	for _, k := range probe.Kinds {
-		if k.Kind == catalog.Tool {
-			out.Tools = int32(k.Callable + k.Quarantined)
+		switch n := int32(k.Callable + k.Quarantined); k.Kind {
+		case catalog.Tool:
+			out.Tools = n
+		case catalog.Resource:
+			out.Resources = n
+		case catalog.ResourceTemplate:
+			out.ResourceTemplates = n
+		case catalog.Prompt:
+			out.Prompts = n
 		}
 		if k.Revision != nil {
 			out.Findings = append(out.Findings, each(k.Revision.Findings, findingMessage)...)
@@ -187,19 +194,51 @@ func (s *serverService) ListDefinitions(ctx context.Context, in *pb.ListDefiniti
 	if err != nil {
 		return nil, err
 	}
-	r, err := s.servers.Definitions(ctx, p, v.ID, catalog.Tool, in.GetRefresh())
-	if err != nil {
-		return nil, err
-	}
 	active, err := s.active.Active(ctx, p.Tenant, v.ID)
 	if err != nil {
 		return nil, err
 	}
-	out := &pb.ListDefinitionsResponse{Revision: r.ID, ObserveTime: stamp(r.Observed), Stale: r.Stale, StaleReason: foreign(r.StaleReason)}
-	for i := range r.Definitions {
-		out.Definitions = append(out.Definitions, definitionMessage(&r.Definitions[i], active))
+	first := firstKind(in.GetKind())
+	r, err := s.servers.Definitions(ctx, p, v.ID, first, in.GetRefresh())
+	if err != nil {
+		return nil, err
+	}
+	out := &pb.ListDefinitionsResponse{Revision: r.ID, ObserveTime: stamp(r.Observed), Stale: r.Stale, StaleReason: foreign(r.StaleReason),
+		Definitions: definitionMessages(r, active)}
+	if in.GetKind() != pb.Definition_KIND_UNSPECIFIED {
+		return out, nil
+	}
+	for _, kind := range catalog.Kinds {
+		if kind == first || !catalog.Declares(r.Capabilities, kind) {
+			continue
+		}
+		more, err := s.servers.Definitions(ctx, p, v.ID, kind, in.GetRefresh())
+		switch f, ok := fault.As(err); {
+		case err == nil:
+			out.Definitions = append(out.Definitions, definitionMessages(more, active)...)
+			out.Findings = append(out.Findings, each(more.Findings, findingMessage)...)
+		case !ok || f.Kind == fault.Internal || ctx.Err() != nil:
+			return nil, err
+		default:
+			out.Findings = append(out.Findings, &pb.Finding{Code: f.Reason, Detail: kind + ": " + foreign(f.Message)})
+		}
 	}
 	return out, nil
+}
+
+// firstKind is the kind that the answer is about, tools unless another is asked for.
+func firstKind(k pb.Definition_Kind) catalog.Kind {
+	if k == pb.Definition_KIND_UNSPECIFIED {
+		return catalog.Tool
+	}
+	return strings.ToLower(k.String())
+}
+
+func definitionMessages(r *catalog.Revision, active *authz.Active) (out []*pb.Definition) {
+	for i := range r.Definitions {
+		out = append(out, definitionMessage(&r.Definitions[i], active))
+	}
+	return out
 }
 
 func serverMessage(v catalog.Server) *pb.Server {
@@ -227,15 +266,20 @@ func serverMessage(v catalog.Server) *pb.Server {
 
 func definitionMessage(d *catalog.Definition, active *authz.Active) *pb.Definition {
 	out := &pb.Definition{
-		Kind: pb.Definition_TOOL, Name: foreign(d.Name), DefinitionDigest: d.Digest, Definition: raw(d.Raw),
+		Kind: word[pb.Definition_Kind](pb.Definition_Kind_value, strings.ToUpper(d.Kind)), Name: foreign(d.Name), DefinitionDigest: d.Digest, Definition: raw(d.Raw),
 		Review: pb.Definition_UNPINNED, Quarantine: foreign(d.Quarantine), Findings: each(d.Findings, findingMessage),
 	}
 	if active == nil {
 		return out
 	}
-	t, ok := active.Contract.Tool(d.Name)
+	var t *contract.Terms
+	for _, n := range []*noun{tools, resources, resourceTemplates, prompts} {
+		if n.kind == d.Kind {
+			t = n.terms(active.Contract, d.Name, func(*contract.Terms) bool { return true })
+		}
+	}
 	switch {
-	case !ok:
+	case t == nil:
 	case t.Definition == contract.DefinitionAny:
 		out.Review = pb.Definition_ANY
 	case t.Pins(d.Digest):

@@ -120,10 +120,9 @@ func readOddities(k contract.Kind, result []byte) []string {
 
 // Declares reads whether the server declares what a kind of call needs.
 func Declares(r *catalog.Revision, k contract.Kind) bool {
-	var declared map[string]json.RawMessage
-	if json.Unmarshal(r.Capabilities, &declared) != nil {
-		return false
+	kind := catalog.Resource
+	if k != contract.KindResource {
+		kind = decidedBy(k)
 	}
-	feature := map[contract.Kind]string{contract.KindTool: "tools", contract.KindResource: "resources", contract.KindPrompt: "prompts"}[k]
-	return len(declared[feature]) > 0 && string(declared[feature]) != "null"
+	return catalog.Declares(r.Capabilities, kind)
 }

@@ -89,7 +89,8 @@ type Definition struct {
 	Name string
 	// ModelName is the name for a model; see ModelName.
 	ModelName string
-	// Title and Description are foreign text, as decoded; they may be empty.
+	// Title and Description are foreign text, as decoded; they may be empty. The
+	// title of a resource or a template without one is its name.
 	Title, Description string
 	// Digest is doc-1:sha256:…, or raw-1:sha256:… over the bytes of a definition
 	// that is no canonical JSON.
@@ -184,6 +185,9 @@ func (d *Definition) fill(server string) {
 	members := decodeMembers(d.Raw)
 	d.Title, _ = text(members["title"])
 	d.Description, _ = text(members["description"])
+	if d.Title == "" && (d.Kind == Resource || d.Kind == ResourceTemplate) {
+		d.Title, _ = text(members["name"])
+	}
 	if d.Kind == Prompt {
 		d.arguments, _ = readPromptArguments(members["arguments"])
 	}

@@ -52,7 +52,7 @@ func (s *Service) ProbeServer(ctx context.Context, p tenant.Principal, idOrName 
 	probe := &prober{Lister: s.o.Lister}
 	out := Probe{}
 	for _, kind := range Kinds {
-		if kind != Tool && !declares(out.capabilities(probe), kind) {
+		if kind != Tool && !Declares(out.capabilities(probe), kind) {
 			continue
 		}
 		k, err := s.probeKind(ctx, v, adminContext(p), kind, probe)
@@ -149,13 +149,10 @@ func (s *Service) probeKind(ctx context.Context, v Server, c Context, kind Kind,
 	return out, nil
 }
 
-// declares reports whether capabilities name the feature that lists a kind.
-func declares(capabilities json.RawMessage, kind Kind) bool {
+// Declares reports whether capabilities name the feature that lists a kind.
+func Declares(capabilities json.RawMessage, kind Kind) bool {
 	members := decodeMembers(capabilities)
-	feature := "resources"
-	if kind == Prompt {
-		feature = "prompts"
-	}
+	feature := map[Kind]string{Tool: "tools", Resource: "resources", ResourceTemplate: "resources", Prompt: "prompts"}[kind]
 	raw, ok := members[feature]
 	return ok && string(raw) != "null"
 }

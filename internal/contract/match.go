@@ -73,6 +73,19 @@ func (r *Resource) Matches(uri string) bool {
 	return true
 }
 
+// Overlaps says whether a URI that the template makes may be covered by the
+// pattern: the text before the template's first expression and the text before the
+// pattern's first wildcard agree as far as both go. It is a help for lists; what
+// may be read, Matches alone decides.
+func (r *Resource) Overlaps(template string) bool {
+	fixed, _, varies := strings.Cut(template, "{")
+	if !varies {
+		return r.Matches(template)
+	}
+	pattern, _, wild := strings.Cut(r.URI, "*")
+	return strings.HasPrefix(pattern, fixed) || wild && strings.HasPrefix(fixed, pattern)
+}
+
 // cleanURI judges a URI by what it says after percent-decoding once.
 func cleanURI(uri string) bool {
 	scheme := uriScheme.FindString(uri)

@@ -412,6 +412,790 @@ func (x *ListToolsResponse) GetFindings() []*Finding {
 	return nil
 }
 
+// Resource is one resource that may be read. The definition is the server's text.
+type Resource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The server's name.
+	Server string `protobuf:"bytes,1,opt,name=server,proto3" json:"server,omitempty"`
+	Uri    string `protobuf:"bytes,2,opt,name=uri,proto3" json:"uri,omitempty"`
+	// As the server sent it.
+	Definition *Json `protobuf:"bytes,3,opt,name=definition,proto3" json:"definition,omitempty"`
+	// doc-1:sha256:…
+	DefinitionDigest string           `protobuf:"bytes,4,opt,name=definition_digest,json=definitionDigest,proto3" json:"definition_digest,omitempty"`
+	Consent          Tool_ConsentRule `protobuf:"varint,5,opt,name=consent,proto3,enum=bulkhead.v1.Tool_ConsentRule" json:"consent,omitempty"`
+	Source           *Tool_Source     `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`
+	Findings         []*Finding       `protobuf:"bytes,7,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Resource) Reset() {
+	*x = Resource{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resource) ProtoMessage() {}
+
+func (x *Resource) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resource.ProtoReflect.Descriptor instead.
+func (*Resource) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Resource) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *Resource) GetUri() string {
+	if x != nil {
+		return x.Uri
+	}
+	return ""
+}
+
+func (x *Resource) GetDefinition() *Json {
+	if x != nil {
+		return x.Definition
+	}
+	return nil
+}
+
+func (x *Resource) GetDefinitionDigest() string {
+	if x != nil {
+		return x.DefinitionDigest
+	}
+	return ""
+}
+
+func (x *Resource) GetConsent() Tool_ConsentRule {
+	if x != nil {
+		return x.Consent
+	}
+	return Tool_CONSENT_RULE_UNSPECIFIED
+}
+
+func (x *Resource) GetSource() *Tool_Source {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *Resource) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+// ResourceTemplate is a way to make URIs of resources. The consent rule is that of
+// the first pattern of the contract that may cover one of them.
+type ResourceTemplate struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The server's name.
+	Server string `protobuf:"bytes,1,opt,name=server,proto3" json:"server,omitempty"`
+	// As in RFC 6570.
+	UriTemplate string `protobuf:"bytes,2,opt,name=uri_template,json=uriTemplate,proto3" json:"uri_template,omitempty"`
+	// As the server sent it.
+	Definition *Json `protobuf:"bytes,3,opt,name=definition,proto3" json:"definition,omitempty"`
+	// doc-1:sha256:…
+	DefinitionDigest string           `protobuf:"bytes,4,opt,name=definition_digest,json=definitionDigest,proto3" json:"definition_digest,omitempty"`
+	Consent          Tool_ConsentRule `protobuf:"varint,5,opt,name=consent,proto3,enum=bulkhead.v1.Tool_ConsentRule" json:"consent,omitempty"`
+	Source           *Tool_Source     `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`
+	Findings         []*Finding       `protobuf:"bytes,7,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *ResourceTemplate) Reset() {
+	*x = ResourceTemplate{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResourceTemplate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResourceTemplate) ProtoMessage() {}
+
+func (x *ResourceTemplate) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResourceTemplate.ProtoReflect.Descriptor instead.
+func (*ResourceTemplate) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ResourceTemplate) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *ResourceTemplate) GetUriTemplate() string {
+	if x != nil {
+		return x.UriTemplate
+	}
+	return ""
+}
+
+func (x *ResourceTemplate) GetDefinition() *Json {
+	if x != nil {
+		return x.Definition
+	}
+	return nil
+}
+
+func (x *ResourceTemplate) GetDefinitionDigest() string {
+	if x != nil {
+		return x.DefinitionDigest
+	}
+	return ""
+}
+
+func (x *ResourceTemplate) GetConsent() Tool_ConsentRule {
+	if x != nil {
+		return x.Consent
+	}
+	return Tool_CONSENT_RULE_UNSPECIFIED
+}
+
+func (x *ResourceTemplate) GetSource() *Tool_Source {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *ResourceTemplate) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+// Prompt is one prompt that may be fetched. The definition is the server's text.
+type Prompt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The server's name.
+	Server string `protobuf:"bytes,1,opt,name=server,proto3" json:"server,omitempty"`
+	Name   string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// As the server sent it.
+	Definition *Json `protobuf:"bytes,3,opt,name=definition,proto3" json:"definition,omitempty"`
+	// doc-1:sha256:…
+	DefinitionDigest string           `protobuf:"bytes,4,opt,name=definition_digest,json=definitionDigest,proto3" json:"definition_digest,omitempty"`
+	Consent          Tool_ConsentRule `protobuf:"varint,5,opt,name=consent,proto3,enum=bulkhead.v1.Tool_ConsentRule" json:"consent,omitempty"`
+	Source           *Tool_Source     `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`
+	Findings         []*Finding       `protobuf:"bytes,7,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Prompt) Reset() {
+	*x = Prompt{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Prompt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Prompt) ProtoMessage() {}
+
+func (x *Prompt) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Prompt.ProtoReflect.Descriptor instead.
+func (*Prompt) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Prompt) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *Prompt) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Prompt) GetDefinition() *Json {
+	if x != nil {
+		return x.Definition
+	}
+	return nil
+}
+
+func (x *Prompt) GetDefinitionDigest() string {
+	if x != nil {
+		return x.DefinitionDigest
+	}
+	return ""
+}
+
+func (x *Prompt) GetConsent() Tool_ConsentRule {
+	if x != nil {
+		return x.Consent
+	}
+	return Tool_CONSENT_RULE_UNSPECIFIED
+}
+
+func (x *Prompt) GetSource() *Tool_Source {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *Prompt) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+type ListResourcesRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Only those whose URI, name, title or description contains every word of it.
+	Query         string `protobuf:"bytes,2,opt,name=query,proto3" json:"query,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListResourcesRequest) Reset() {
+	*x = ListResourcesRequest{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListResourcesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListResourcesRequest) ProtoMessage() {}
+
+func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListResourcesRequest.ProtoReflect.Descriptor instead.
+func (*ListResourcesRequest) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ListResourcesRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ListResourcesRequest) GetQuery() string {
+	if x != nil {
+		return x.Query
+	}
+	return ""
+}
+
+type ListResourcesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Changes exactly when the list does.
+	Revision  string      `protobuf:"bytes,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	Resources []*Resource `protobuf:"bytes,2,rep,name=resources,proto3" json:"resources,omitempty"`
+	// What is missing or stale, and why.
+	Findings      []*Finding `protobuf:"bytes,3,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListResourcesResponse) Reset() {
+	*x = ListResourcesResponse{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListResourcesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListResourcesResponse) ProtoMessage() {}
+
+func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListResourcesResponse.ProtoReflect.Descriptor instead.
+func (*ListResourcesResponse) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ListResourcesResponse) GetRevision() string {
+	if x != nil {
+		return x.Revision
+	}
+	return ""
+}
+
+func (x *ListResourcesResponse) GetResources() []*Resource {
+	if x != nil {
+		return x.Resources
+	}
+	return nil
+}
+
+func (x *ListResourcesResponse) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+type ListResourceTemplatesRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Only those whose URI template, name, title or description contains every word of it.
+	Query         string `protobuf:"bytes,2,opt,name=query,proto3" json:"query,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListResourceTemplatesRequest) Reset() {
+	*x = ListResourceTemplatesRequest{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListResourceTemplatesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListResourceTemplatesRequest) ProtoMessage() {}
+
+func (x *ListResourceTemplatesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListResourceTemplatesRequest.ProtoReflect.Descriptor instead.
+func (*ListResourceTemplatesRequest) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ListResourceTemplatesRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ListResourceTemplatesRequest) GetQuery() string {
+	if x != nil {
+		return x.Query
+	}
+	return ""
+}
+
+type ListResourceTemplatesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Changes exactly when the list does.
+	Revision          string              `protobuf:"bytes,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	ResourceTemplates []*ResourceTemplate `protobuf:"bytes,2,rep,name=resource_templates,json=resourceTemplates,proto3" json:"resource_templates,omitempty"`
+	// What is missing or stale, and why.
+	Findings      []*Finding `protobuf:"bytes,3,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListResourceTemplatesResponse) Reset() {
+	*x = ListResourceTemplatesResponse{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListResourceTemplatesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListResourceTemplatesResponse) ProtoMessage() {}
+
+func (x *ListResourceTemplatesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListResourceTemplatesResponse.ProtoReflect.Descriptor instead.
+func (*ListResourceTemplatesResponse) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ListResourceTemplatesResponse) GetRevision() string {
+	if x != nil {
+		return x.Revision
+	}
+	return ""
+}
+
+func (x *ListResourceTemplatesResponse) GetResourceTemplates() []*ResourceTemplate {
+	if x != nil {
+		return x.ResourceTemplates
+	}
+	return nil
+}
+
+func (x *ListResourceTemplatesResponse) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+type ListPromptsRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Only those whose name, title or description contains every word of it.
+	Query         string `protobuf:"bytes,2,opt,name=query,proto3" json:"query,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPromptsRequest) Reset() {
+	*x = ListPromptsRequest{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPromptsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPromptsRequest) ProtoMessage() {}
+
+func (x *ListPromptsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPromptsRequest.ProtoReflect.Descriptor instead.
+func (*ListPromptsRequest) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ListPromptsRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ListPromptsRequest) GetQuery() string {
+	if x != nil {
+		return x.Query
+	}
+	return ""
+}
+
+type ListPromptsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Changes exactly when the list does.
+	Revision string    `protobuf:"bytes,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	Prompts  []*Prompt `protobuf:"bytes,2,rep,name=prompts,proto3" json:"prompts,omitempty"`
+	// What is missing or stale, and why.
+	Findings      []*Finding `protobuf:"bytes,3,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPromptsResponse) Reset() {
+	*x = ListPromptsResponse{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPromptsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPromptsResponse) ProtoMessage() {}
+
+func (x *ListPromptsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPromptsResponse.ProtoReflect.Descriptor instead.
+func (*ListPromptsResponse) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ListPromptsResponse) GetRevision() string {
+	if x != nil {
+		return x.Revision
+	}
+	return ""
+}
+
+func (x *ListPromptsResponse) GetPrompts() []*Prompt {
+	if x != nil {
+		return x.Prompts
+	}
+	return nil
+}
+
+func (x *ListPromptsResponse) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+type CreateCompletionRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Name or id of a server of the session.
+	Server   string                            `protobuf:"bytes,2,opt,name=server,proto3" json:"server,omitempty"`
+	Ref      *CreateCompletionRequest_Ref      `protobuf:"bytes,3,opt,name=ref,proto3" json:"ref,omitempty"`
+	Argument *CreateCompletionRequest_Argument `protobuf:"bytes,4,opt,name=argument,proto3" json:"argument,omitempty"`
+	// The arguments that are chosen already: an object of strings. Absent: none.
+	Context       *Json `protobuf:"bytes,5,opt,name=context,proto3" json:"context,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateCompletionRequest) Reset() {
+	*x = CreateCompletionRequest{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateCompletionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateCompletionRequest) ProtoMessage() {}
+
+func (x *CreateCompletionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateCompletionRequest.ProtoReflect.Descriptor instead.
+func (*CreateCompletionRequest) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *CreateCompletionRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *CreateCompletionRequest) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *CreateCompletionRequest) GetRef() *CreateCompletionRequest_Ref {
+	if x != nil {
+		return x.Ref
+	}
+	return nil
+}
+
+func (x *CreateCompletionRequest) GetArgument() *CreateCompletionRequest_Argument {
+	if x != nil {
+		return x.Argument
+	}
+	return nil
+}
+
+func (x *CreateCompletionRequest) GetContext() *Json {
+	if x != nil {
+		return x.Context
+	}
+	return nil
+}
+
+// Completion is what a server suggests, best first. The values are its text.
+type Completion struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 100.
+	Values []string `protobuf:"bytes,1,rep,name=values,proto3" json:"values,omitempty"`
+	// How many there are in all, if the server says so.
+	Total         *int32       `protobuf:"varint,2,opt,name=total,proto3,oneof" json:"total,omitempty"`
+	HasMore       bool         `protobuf:"varint,3,opt,name=has_more,json=hasMore,proto3" json:"has_more,omitempty"`
+	Source        *Tool_Source `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Completion) Reset() {
+	*x = Completion{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Completion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Completion) ProtoMessage() {}
+
+func (x *Completion) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Completion.ProtoReflect.Descriptor instead.
+func (*Completion) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Completion) GetValues() []string {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *Completion) GetTotal() int32 {
+	if x != nil && x.Total != nil {
+		return *x.Total
+	}
+	return 0
+}
+
+func (x *Completion) GetHasMore() bool {
+	if x != nil {
+		return x.HasMore
+	}
+	return false
+}
+
+func (x *Completion) GetSource() *Tool_Source {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
 // Source says whose text this is.
 type Tool_Source struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -424,7 +1208,7 @@ type Tool_Source struct {
 
 func (x *Tool_Source) Reset() {
 	*x = Tool_Source{}
-	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[3]
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -436,7 +1220,7 @@ func (x *Tool_Source) String() string {
 func (*Tool_Source) ProtoMessage() {}
 
 func (x *Tool_Source) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[3]
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -471,6 +1255,144 @@ func (x *Tool_Source) GetUntrusted() bool {
 		return x.Untrusted
 	}
 	return false
+}
+
+// Ref is what the argument belongs to.
+type CreateCompletionRequest_Ref struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Target:
+	//
+	//	*CreateCompletionRequest_Ref_Prompt
+	//	*CreateCompletionRequest_Ref_ResourceTemplate
+	Target        isCreateCompletionRequest_Ref_Target `protobuf_oneof:"target"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateCompletionRequest_Ref) Reset() {
+	*x = CreateCompletionRequest_Ref{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateCompletionRequest_Ref) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateCompletionRequest_Ref) ProtoMessage() {}
+
+func (x *CreateCompletionRequest_Ref) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateCompletionRequest_Ref.ProtoReflect.Descriptor instead.
+func (*CreateCompletionRequest_Ref) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{12, 0}
+}
+
+func (x *CreateCompletionRequest_Ref) GetTarget() isCreateCompletionRequest_Ref_Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *CreateCompletionRequest_Ref) GetPrompt() string {
+	if x != nil {
+		if x, ok := x.Target.(*CreateCompletionRequest_Ref_Prompt); ok {
+			return x.Prompt
+		}
+	}
+	return ""
+}
+
+func (x *CreateCompletionRequest_Ref) GetResourceTemplate() string {
+	if x != nil {
+		if x, ok := x.Target.(*CreateCompletionRequest_Ref_ResourceTemplate); ok {
+			return x.ResourceTemplate
+		}
+	}
+	return ""
+}
+
+type isCreateCompletionRequest_Ref_Target interface {
+	isCreateCompletionRequest_Ref_Target()
+}
+
+type CreateCompletionRequest_Ref_Prompt struct {
+	// A prompt's name.
+	Prompt string `protobuf:"bytes,1,opt,name=prompt,proto3,oneof"`
+}
+
+type CreateCompletionRequest_Ref_ResourceTemplate struct {
+	// A URI template, as the server lists it.
+	ResourceTemplate string `protobuf:"bytes,2,opt,name=resource_template,json=resourceTemplate,proto3,oneof"`
+}
+
+func (*CreateCompletionRequest_Ref_Prompt) isCreateCompletionRequest_Ref_Target() {}
+
+func (*CreateCompletionRequest_Ref_ResourceTemplate) isCreateCompletionRequest_Ref_Target() {}
+
+// Argument is the one to complete, with what there is of it.
+type CreateCompletionRequest_Argument struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateCompletionRequest_Argument) Reset() {
+	*x = CreateCompletionRequest_Argument{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateCompletionRequest_Argument) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateCompletionRequest_Argument) ProtoMessage() {}
+
+func (x *CreateCompletionRequest_Argument) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateCompletionRequest_Argument.ProtoReflect.Descriptor instead.
+func (*CreateCompletionRequest_Argument) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{12, 1}
+}
+
+func (x *CreateCompletionRequest_Argument) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateCompletionRequest_Argument) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
 }
 
 var File_bulkhead_v1_catalog_service_proto protoreflect.FileDescriptor
@@ -516,9 +1438,91 @@ const file_bulkhead_v1_catalog_service_proto_rawDesc = "" +
 	"\x11ListToolsResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\tR\brevision\x12'\n" +
 	"\x05tools\x18\x02 \x03(\v2\x11.bulkhead.v1.ToolR\x05tools\x120\n" +
-	"\bfindings\x18\x03 \x03(\v2\x14.bulkhead.v1.FindingR\bfindings2\x85\x01\n" +
+	"\bfindings\x18\x03 \x03(\v2\x14.bulkhead.v1.FindingR\bfindings\"\xb1\x02\n" +
+	"\bResource\x12\x16\n" +
+	"\x06server\x18\x01 \x01(\tR\x06server\x12\x10\n" +
+	"\x03uri\x18\x02 \x01(\tR\x03uri\x121\n" +
+	"\n" +
+	"definition\x18\x03 \x01(\v2\x11.bulkhead.v1.JsonR\n" +
+	"definition\x12+\n" +
+	"\x11definition_digest\x18\x04 \x01(\tR\x10definitionDigest\x127\n" +
+	"\aconsent\x18\x05 \x01(\x0e2\x1d.bulkhead.v1.Tool.ConsentRuleR\aconsent\x120\n" +
+	"\x06source\x18\x06 \x01(\v2\x18.bulkhead.v1.Tool.SourceR\x06source\x120\n" +
+	"\bfindings\x18\a \x03(\v2\x14.bulkhead.v1.FindingR\bfindings\"\xca\x02\n" +
+	"\x10ResourceTemplate\x12\x16\n" +
+	"\x06server\x18\x01 \x01(\tR\x06server\x12!\n" +
+	"\furi_template\x18\x02 \x01(\tR\vuriTemplate\x121\n" +
+	"\n" +
+	"definition\x18\x03 \x01(\v2\x11.bulkhead.v1.JsonR\n" +
+	"definition\x12+\n" +
+	"\x11definition_digest\x18\x04 \x01(\tR\x10definitionDigest\x127\n" +
+	"\aconsent\x18\x05 \x01(\x0e2\x1d.bulkhead.v1.Tool.ConsentRuleR\aconsent\x120\n" +
+	"\x06source\x18\x06 \x01(\v2\x18.bulkhead.v1.Tool.SourceR\x06source\x120\n" +
+	"\bfindings\x18\a \x03(\v2\x14.bulkhead.v1.FindingR\bfindings\"\xb1\x02\n" +
+	"\x06Prompt\x12\x16\n" +
+	"\x06server\x18\x01 \x01(\tR\x06server\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x121\n" +
+	"\n" +
+	"definition\x18\x03 \x01(\v2\x11.bulkhead.v1.JsonR\n" +
+	"definition\x12+\n" +
+	"\x11definition_digest\x18\x04 \x01(\tR\x10definitionDigest\x127\n" +
+	"\aconsent\x18\x05 \x01(\x0e2\x1d.bulkhead.v1.Tool.ConsentRuleR\aconsent\x120\n" +
+	"\x06source\x18\x06 \x01(\v2\x18.bulkhead.v1.Tool.SourceR\x06source\x120\n" +
+	"\bfindings\x18\a \x03(\v2\x14.bulkhead.v1.FindingR\bfindings\"z\n" +
+	"\x14ListResourcesRequest\x12B\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\x12\x1e\n" +
+	"\x05query\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x05query\"\x9a\x01\n" +
+	"\x15ListResourcesResponse\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\tR\brevision\x123\n" +
+	"\tresources\x18\x02 \x03(\v2\x15.bulkhead.v1.ResourceR\tresources\x120\n" +
+	"\bfindings\x18\x03 \x03(\v2\x14.bulkhead.v1.FindingR\bfindings\"\x82\x01\n" +
+	"\x1cListResourceTemplatesRequest\x12B\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\x12\x1e\n" +
+	"\x05query\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x05query\"\xbb\x01\n" +
+	"\x1dListResourceTemplatesResponse\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\tR\brevision\x12L\n" +
+	"\x12resource_templates\x18\x02 \x03(\v2\x1d.bulkhead.v1.ResourceTemplateR\x11resourceTemplates\x120\n" +
+	"\bfindings\x18\x03 \x03(\v2\x14.bulkhead.v1.FindingR\bfindings\"x\n" +
+	"\x12ListPromptsRequest\x12B\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\x12\x1e\n" +
+	"\x05query\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x05query\"\x92\x01\n" +
+	"\x13ListPromptsResponse\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\tR\brevision\x12-\n" +
+	"\aprompts\x18\x02 \x03(\v2\x13.bulkhead.v1.PromptR\aprompts\x120\n" +
+	"\bfindings\x18\x03 \x03(\v2\x14.bulkhead.v1.FindingR\bfindings\"\xba\x04\n" +
+	"\x17CreateCompletionRequest\x12B\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\x12R\n" +
+	"\x06server\x18\x02 \x01(\tB:\xbaH7r523^([a-z][a-z0-9-]{0,62}|srv_[0-9a-hjkmnp-tv-z]{26})$R\x06server\x12B\n" +
+	"\x03ref\x18\x03 \x01(\v2(.bulkhead.v1.CreateCompletionRequest.RefB\x06\xbaH\x03\xc8\x01\x01R\x03ref\x12Q\n" +
+	"\bargument\x18\x04 \x01(\v2-.bulkhead.v1.CreateCompletionRequest.ArgumentB\x06\xbaH\x03\xc8\x01\x01R\bargument\x12+\n" +
+	"\acontext\x18\x05 \x01(\v2\x11.bulkhead.v1.JsonR\acontext\x1aw\n" +
+	"\x03Ref\x12$\n" +
+	"\x06prompt\x18\x01 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x02H\x00R\x06prompt\x129\n" +
+	"\x11resource_template\x18\x02 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01(\x80\x10H\x00R\x10resourceTemplateB\x0f\n" +
+	"\x06target\x12\x05\xbaH\x02\b\x01\x1aJ\n" +
+	"\bArgument\x12\x1e\n" +
+	"\x04name\x18\x01 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\x04name\x12\x1e\n" +
+	"\x05value\x18\x02 \x01(\tB\b\xbaH\x05r\x03(\x80 R\x05value\"\x96\x01\n" +
+	"\n" +
+	"Completion\x12\x16\n" +
+	"\x06values\x18\x01 \x03(\tR\x06values\x12\x19\n" +
+	"\x05total\x18\x02 \x01(\x05H\x00R\x05total\x88\x01\x01\x12\x19\n" +
+	"\bhas_more\x18\x03 \x01(\bR\ahasMore\x120\n" +
+	"\x06source\x18\x04 \x01(\v2\x18.bulkhead.v1.Tool.SourceR\x06sourceB\b\n" +
+	"\x06_total2\xb4\x05\n" +
 	"\x0eCatalogService\x12s\n" +
-	"\tListTools\x12\x1d.bulkhead.v1.ListToolsRequest\x1a\x1e.bulkhead.v1.ListToolsResponse\"'\x82\xd3\xe4\x93\x02!\x12\x1f/v1/sessions/{session_id}/toolsBCZAgithub.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1;bulkheadv1b\x06proto3"
+	"\tListTools\x12\x1d.bulkhead.v1.ListToolsRequest\x1a\x1e.bulkhead.v1.ListToolsResponse\"'\x82\xd3\xe4\x93\x02!\x12\x1f/v1/sessions/{session_id}/tools\x12\x83\x01\n" +
+	"\rListResources\x12!.bulkhead.v1.ListResourcesRequest\x1a\".bulkhead.v1.ListResourcesResponse\"+\x82\xd3\xe4\x93\x02%\x12#/v1/sessions/{session_id}/resources\x12\xa3\x01\n" +
+	"\x15ListResourceTemplates\x12).bulkhead.v1.ListResourceTemplatesRequest\x1a*.bulkhead.v1.ListResourceTemplatesResponse\"3\x82\xd3\xe4\x93\x02-\x12+/v1/sessions/{session_id}/resourceTemplates\x12{\n" +
+	"\vListPrompts\x12\x1f.bulkhead.v1.ListPromptsRequest\x1a .bulkhead.v1.ListPromptsResponse\")\x82\xd3\xe4\x93\x02#\x12!/v1/sessions/{session_id}/prompts\x12\x83\x01\n" +
+	"\x10CreateCompletion\x12$.bulkhead.v1.CreateCompletionRequest\x1a\x17.bulkhead.v1.Completion\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/v1/sessions/{session_id}/completionsBCZAgithub.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1;bulkheadv1b\x06proto3"
 
 var (
 	file_bulkhead_v1_catalog_service_proto_rawDescOnce sync.Once
@@ -533,34 +1537,77 @@ func file_bulkhead_v1_catalog_service_proto_rawDescGZIP() []byte {
 }
 
 var file_bulkhead_v1_catalog_service_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_bulkhead_v1_catalog_service_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_bulkhead_v1_catalog_service_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_bulkhead_v1_catalog_service_proto_goTypes = []any{
-	(Tool_Effect)(0),             // 0: bulkhead.v1.Tool.Effect
-	(Tool_ConsentRule)(0),        // 1: bulkhead.v1.Tool.ConsentRule
-	(ListToolsRequest_Format)(0), // 2: bulkhead.v1.ListToolsRequest.Format
-	(*Tool)(nil),                 // 3: bulkhead.v1.Tool
-	(*ListToolsRequest)(nil),     // 4: bulkhead.v1.ListToolsRequest
-	(*ListToolsResponse)(nil),    // 5: bulkhead.v1.ListToolsResponse
-	(*Tool_Source)(nil),          // 6: bulkhead.v1.Tool.Source
-	(*Json)(nil),                 // 7: bulkhead.v1.Json
-	(*Finding)(nil),              // 8: bulkhead.v1.Finding
+	(Tool_Effect)(0),                         // 0: bulkhead.v1.Tool.Effect
+	(Tool_ConsentRule)(0),                    // 1: bulkhead.v1.Tool.ConsentRule
+	(ListToolsRequest_Format)(0),             // 2: bulkhead.v1.ListToolsRequest.Format
+	(*Tool)(nil),                             // 3: bulkhead.v1.Tool
+	(*ListToolsRequest)(nil),                 // 4: bulkhead.v1.ListToolsRequest
+	(*ListToolsResponse)(nil),                // 5: bulkhead.v1.ListToolsResponse
+	(*Resource)(nil),                         // 6: bulkhead.v1.Resource
+	(*ResourceTemplate)(nil),                 // 7: bulkhead.v1.ResourceTemplate
+	(*Prompt)(nil),                           // 8: bulkhead.v1.Prompt
+	(*ListResourcesRequest)(nil),             // 9: bulkhead.v1.ListResourcesRequest
+	(*ListResourcesResponse)(nil),            // 10: bulkhead.v1.ListResourcesResponse
+	(*ListResourceTemplatesRequest)(nil),     // 11: bulkhead.v1.ListResourceTemplatesRequest
+	(*ListResourceTemplatesResponse)(nil),    // 12: bulkhead.v1.ListResourceTemplatesResponse
+	(*ListPromptsRequest)(nil),               // 13: bulkhead.v1.ListPromptsRequest
+	(*ListPromptsResponse)(nil),              // 14: bulkhead.v1.ListPromptsResponse
+	(*CreateCompletionRequest)(nil),          // 15: bulkhead.v1.CreateCompletionRequest
+	(*Completion)(nil),                       // 16: bulkhead.v1.Completion
+	(*Tool_Source)(nil),                      // 17: bulkhead.v1.Tool.Source
+	(*CreateCompletionRequest_Ref)(nil),      // 18: bulkhead.v1.CreateCompletionRequest.Ref
+	(*CreateCompletionRequest_Argument)(nil), // 19: bulkhead.v1.CreateCompletionRequest.Argument
+	(*Json)(nil),                             // 20: bulkhead.v1.Json
+	(*Finding)(nil),                          // 21: bulkhead.v1.Finding
 }
 var file_bulkhead_v1_catalog_service_proto_depIdxs = []int32{
-	7, // 0: bulkhead.v1.Tool.definition:type_name -> bulkhead.v1.Json
-	0, // 1: bulkhead.v1.Tool.effect:type_name -> bulkhead.v1.Tool.Effect
-	1, // 2: bulkhead.v1.Tool.consent:type_name -> bulkhead.v1.Tool.ConsentRule
-	6, // 3: bulkhead.v1.Tool.source:type_name -> bulkhead.v1.Tool.Source
-	8, // 4: bulkhead.v1.Tool.findings:type_name -> bulkhead.v1.Finding
-	2, // 5: bulkhead.v1.ListToolsRequest.format:type_name -> bulkhead.v1.ListToolsRequest.Format
-	3, // 6: bulkhead.v1.ListToolsResponse.tools:type_name -> bulkhead.v1.Tool
-	8, // 7: bulkhead.v1.ListToolsResponse.findings:type_name -> bulkhead.v1.Finding
-	4, // 8: bulkhead.v1.CatalogService.ListTools:input_type -> bulkhead.v1.ListToolsRequest
-	5, // 9: bulkhead.v1.CatalogService.ListTools:output_type -> bulkhead.v1.ListToolsResponse
-	9, // [9:10] is the sub-list for method output_type
-	8, // [8:9] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	20, // 0: bulkhead.v1.Tool.definition:type_name -> bulkhead.v1.Json
+	0,  // 1: bulkhead.v1.Tool.effect:type_name -> bulkhead.v1.Tool.Effect
+	1,  // 2: bulkhead.v1.Tool.consent:type_name -> bulkhead.v1.Tool.ConsentRule
+	17, // 3: bulkhead.v1.Tool.source:type_name -> bulkhead.v1.Tool.Source
+	21, // 4: bulkhead.v1.Tool.findings:type_name -> bulkhead.v1.Finding
+	2,  // 5: bulkhead.v1.ListToolsRequest.format:type_name -> bulkhead.v1.ListToolsRequest.Format
+	3,  // 6: bulkhead.v1.ListToolsResponse.tools:type_name -> bulkhead.v1.Tool
+	21, // 7: bulkhead.v1.ListToolsResponse.findings:type_name -> bulkhead.v1.Finding
+	20, // 8: bulkhead.v1.Resource.definition:type_name -> bulkhead.v1.Json
+	1,  // 9: bulkhead.v1.Resource.consent:type_name -> bulkhead.v1.Tool.ConsentRule
+	17, // 10: bulkhead.v1.Resource.source:type_name -> bulkhead.v1.Tool.Source
+	21, // 11: bulkhead.v1.Resource.findings:type_name -> bulkhead.v1.Finding
+	20, // 12: bulkhead.v1.ResourceTemplate.definition:type_name -> bulkhead.v1.Json
+	1,  // 13: bulkhead.v1.ResourceTemplate.consent:type_name -> bulkhead.v1.Tool.ConsentRule
+	17, // 14: bulkhead.v1.ResourceTemplate.source:type_name -> bulkhead.v1.Tool.Source
+	21, // 15: bulkhead.v1.ResourceTemplate.findings:type_name -> bulkhead.v1.Finding
+	20, // 16: bulkhead.v1.Prompt.definition:type_name -> bulkhead.v1.Json
+	1,  // 17: bulkhead.v1.Prompt.consent:type_name -> bulkhead.v1.Tool.ConsentRule
+	17, // 18: bulkhead.v1.Prompt.source:type_name -> bulkhead.v1.Tool.Source
+	21, // 19: bulkhead.v1.Prompt.findings:type_name -> bulkhead.v1.Finding
+	6,  // 20: bulkhead.v1.ListResourcesResponse.resources:type_name -> bulkhead.v1.Resource
+	21, // 21: bulkhead.v1.ListResourcesResponse.findings:type_name -> bulkhead.v1.Finding
+	7,  // 22: bulkhead.v1.ListResourceTemplatesResponse.resource_templates:type_name -> bulkhead.v1.ResourceTemplate
+	21, // 23: bulkhead.v1.ListResourceTemplatesResponse.findings:type_name -> bulkhead.v1.Finding
+	8,  // 24: bulkhead.v1.ListPromptsResponse.prompts:type_name -> bulkhead.v1.Prompt
+	21, // 25: bulkhead.v1.ListPromptsResponse.findings:type_name -> bulkhead.v1.Finding
+	18, // 26: bulkhead.v1.CreateCompletionRequest.ref:type_name -> bulkhead.v1.CreateCompletionRequest.Ref
+	19, // 27: bulkhead.v1.CreateCompletionRequest.argument:type_name -> bulkhead.v1.CreateCompletionRequest.Argument
+	20, // 28: bulkhead.v1.CreateCompletionRequest.context:type_name -> bulkhead.v1.Json
+	17, // 29: bulkhead.v1.Completion.source:type_name -> bulkhead.v1.Tool.Source
+	4,  // 30: bulkhead.v1.CatalogService.ListTools:input_type -> bulkhead.v1.ListToolsRequest
+	9,  // 31: bulkhead.v1.CatalogService.ListResources:input_type -> bulkhead.v1.ListResourcesRequest
+	11, // 32: bulkhead.v1.CatalogService.ListResourceTemplates:input_type -> bulkhead.v1.ListResourceTemplatesRequest
+	13, // 33: bulkhead.v1.CatalogService.ListPrompts:input_type -> bulkhead.v1.ListPromptsRequest
+	15, // 34: bulkhead.v1.CatalogService.CreateCompletion:input_type -> bulkhead.v1.CreateCompletionRequest
+	5,  // 35: bulkhead.v1.CatalogService.ListTools:output_type -> bulkhead.v1.ListToolsResponse
+	10, // 36: bulkhead.v1.CatalogService.ListResources:output_type -> bulkhead.v1.ListResourcesResponse
+	12, // 37: bulkhead.v1.CatalogService.ListResourceTemplates:output_type -> bulkhead.v1.ListResourceTemplatesResponse
+	14, // 38: bulkhead.v1.CatalogService.ListPrompts:output_type -> bulkhead.v1.ListPromptsResponse
+	16, // 39: bulkhead.v1.CatalogService.CreateCompletion:output_type -> bulkhead.v1.Completion
+	35, // [35:40] is the sub-list for method output_type
+	30, // [30:35] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_bulkhead_v1_catalog_service_proto_init() }
@@ -570,13 +1617,18 @@ func file_bulkhead_v1_catalog_service_proto_init() {
 	}
 	file_bulkhead_v1_decision_proto_init()
 	file_bulkhead_v1_json_proto_init()
+	file_bulkhead_v1_catalog_service_proto_msgTypes[13].OneofWrappers = []any{}
+	file_bulkhead_v1_catalog_service_proto_msgTypes[15].OneofWrappers = []any{
+		(*CreateCompletionRequest_Ref_Prompt)(nil),
+		(*CreateCompletionRequest_Ref_ResourceTemplate)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bulkhead_v1_catalog_service_proto_rawDesc), len(file_bulkhead_v1_catalog_service_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   4,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -242,6 +242,7 @@ const (
 	Definition_TOOL              Definition_Kind = 1
 	Definition_RESOURCE_TEMPLATE Definition_Kind = 2
 	Definition_PROMPT            Definition_Kind = 3
+	Definition_RESOURCE          Definition_Kind = 4
 )
 
 // Enum value maps for Definition_Kind.
@@ -251,12 +252,14 @@ var (
 		1: "TOOL",
 		2: "RESOURCE_TEMPLATE",
 		3: "PROMPT",
+		4: "RESOURCE",
 	}
 	Definition_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED":  0,
 		"TOOL":              1,
 		"RESOURCE_TEMPLATE": 2,
 		"PROMPT":            3,
+		"RESOURCE":          4,
 	}
 )
 
@@ -297,7 +300,8 @@ const (
 	Definition_CHANGED Definition_Review = 2
 	// The active contract does not name it: not callable.
 	Definition_UNPINNED Definition_Review = 3
-	// The active contract takes any definition under this name.
+	// The active contract takes any definition under this name, which is a URI for
+	// a resource.
 	Definition_ANY Definition_Review = 4
 )
 
@@ -1070,9 +1074,12 @@ type ProbeServerResponse struct {
 	Discovery *durationpb.Duration `protobuf:"bytes,9,opt,name=discovery,proto3" json:"discovery,omitempty"`
 	Findings  []*Finding           `protobuf:"bytes,10,rep,name=findings,proto3" json:"findings,omitempty"`
 	// Absent when reachable.
-	Failure       *ProbeServerResponse_Failure `protobuf:"bytes,11,opt,name=failure,proto3" json:"failure,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Failure           *ProbeServerResponse_Failure `protobuf:"bytes,11,opt,name=failure,proto3" json:"failure,omitempty"`
+	Resources         int32                        `protobuf:"varint,12,opt,name=resources,proto3" json:"resources,omitempty"`
+	ResourceTemplates int32                        `protobuf:"varint,13,opt,name=resource_templates,json=resourceTemplates,proto3" json:"resource_templates,omitempty"`
+	Prompts           int32                        `protobuf:"varint,14,opt,name=prompts,proto3" json:"prompts,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ProbeServerResponse) Reset() {
@@ -1182,7 +1189,28 @@ func (x *ProbeServerResponse) GetFailure() *ProbeServerResponse_Failure {
 	return nil
 }
 
-// Definition is one tool, resource template or prompt as the server described
+func (x *ProbeServerResponse) GetResources() int32 {
+	if x != nil {
+		return x.Resources
+	}
+	return 0
+}
+
+func (x *ProbeServerResponse) GetResourceTemplates() int32 {
+	if x != nil {
+		return x.ResourceTemplates
+	}
+	return 0
+}
+
+func (x *ProbeServerResponse) GetPrompts() int32 {
+	if x != nil {
+		return x.Prompts
+	}
+	return 0
+}
+
+// Definition is one tool, resource, resource template or prompt as the server described
 // it. All of its text is the server's.
 type Definition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1291,7 +1319,9 @@ type ListDefinitionsRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Server string                 `protobuf:"bytes,1,opt,name=server,proto3" json:"server,omitempty"`
 	// List again before answering, instead of the last list that is fresh enough.
-	Refresh       bool `protobuf:"varint,2,opt,name=refresh,proto3" json:"refresh,omitempty"`
+	Refresh bool `protobuf:"varint,2,opt,name=refresh,proto3" json:"refresh,omitempty"`
+	// Absent: every kind that the server declares.
+	Kind          Definition_Kind `protobuf:"varint,3,opt,name=kind,proto3,enum=bulkhead.v1.Definition_Kind" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1340,15 +1370,24 @@ func (x *ListDefinitionsRequest) GetRefresh() bool {
 	return false
 }
 
+func (x *ListDefinitionsRequest) GetKind() Definition_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return Definition_KIND_UNSPECIFIED
+}
+
 type ListDefinitionsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The catalog revision.
+	// The catalog revision of the kind that was asked for, else that of the tools.
 	Revision    string                 `protobuf:"bytes,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	ObserveTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=observe_time,json=observeTime,proto3" json:"observe_time,omitempty"`
-	// Whether a later list failed, and why.
-	Stale         bool          `protobuf:"varint,3,opt,name=stale,proto3" json:"stale,omitempty"`
-	StaleReason   string        `protobuf:"bytes,4,opt,name=stale_reason,json=staleReason,proto3" json:"stale_reason,omitempty"`
-	Definitions   []*Definition `protobuf:"bytes,5,rep,name=definitions,proto3" json:"definitions,omitempty"`
+	// Whether a later list of it failed, and why.
+	Stale       bool          `protobuf:"varint,3,opt,name=stale,proto3" json:"stale,omitempty"`
+	StaleReason string        `protobuf:"bytes,4,opt,name=stale_reason,json=staleReason,proto3" json:"stale_reason,omitempty"`
+	Definitions []*Definition `protobuf:"bytes,5,rep,name=definitions,proto3" json:"definitions,omitempty"`
+	// Other kinds that are missing or stale, and why.
+	Findings      []*Finding `protobuf:"bytes,6,rep,name=findings,proto3" json:"findings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1414,6 +1453,13 @@ func (x *ListDefinitionsResponse) GetStaleReason() string {
 func (x *ListDefinitionsResponse) GetDefinitions() []*Definition {
 	if x != nil {
 		return x.Definitions
+	}
+	return nil
+}
+
+func (x *ListDefinitionsResponse) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
 	}
 	return nil
 }
@@ -1815,7 +1861,7 @@ const file_bulkhead_v1_server_service_proto_rawDesc = "" +
 	"\x13DeleteServerRequest\x12R\n" +
 	"\x06server\x18\x01 \x01(\tB:\xbaH7r523^([a-z][a-z0-9-]{0,62}|srv_[0-9a-hjkmnp-tv-z]{26})$R\x06server\"h\n" +
 	"\x12ProbeServerRequest\x12R\n" +
-	"\x06server\x18\x01 \x01(\tB:\xbaH7r523^([a-z][a-z0-9-]{0,62}|srv_[0-9a-hjkmnp-tv-z]{26})$R\x06server\"\xfd\x05\n" +
+	"\x06server\x18\x01 \x01(\tB:\xbaH7r523^([a-z][a-z0-9-]{0,62}|srv_[0-9a-hjkmnp-tv-z]{26})$R\x06server\"\xe4\x06\n" +
 	"\x13ProbeServerResponse\x12\x1c\n" +
 	"\treachable\x18\x01 \x01(\bR\treachable\x12)\n" +
 	"\x03era\x18\x02 \x01(\x0e2\x17.bulkhead.v1.Server.EraR\x03era\x12)\n" +
@@ -1828,7 +1874,10 @@ const file_bulkhead_v1_server_service_proto_rawDesc = "" +
 	"\tdiscovery\x18\t \x01(\v2\x19.google.protobuf.DurationR\tdiscovery\x120\n" +
 	"\bfindings\x18\n" +
 	" \x03(\v2\x14.bulkhead.v1.FindingR\bfindings\x12B\n" +
-	"\afailure\x18\v \x01(\v2(.bulkhead.v1.ProbeServerResponse.FailureR\afailure\x1a\xd0\x01\n" +
+	"\afailure\x18\v \x01(\v2(.bulkhead.v1.ProbeServerResponse.FailureR\afailure\x12\x1c\n" +
+	"\tresources\x18\f \x01(\x05R\tresources\x12-\n" +
+	"\x12resource_templates\x18\r \x01(\x05R\x11resourceTemplates\x12\x18\n" +
+	"\aprompts\x18\x0e \x01(\x05R\aprompts\x1a\xd0\x01\n" +
 	"\aFailure\x12D\n" +
 	"\x05layer\x18\x01 \x01(\x0e2..bulkhead.v1.ProbeServerResponse.Failure.LayerR\x05layer\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\tR\x04code\x12\x18\n" +
@@ -1839,7 +1888,7 @@ const file_bulkhead_v1_server_service_proto_rawDesc = "" +
 	"\tTRANSPORT\x10\x02\x12\n" +
 	"\n" +
 	"\x06SERVER\x10\x03\x12\b\n" +
-	"\x04HOST\x10\x04\"\xfe\x03\n" +
+	"\x04HOST\x10\x04\"\x8c\x04\n" +
 	"\n" +
 	"Definition\x120\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1c.bulkhead.v1.Definition.KindR\x04kind\x12\x12\n" +
@@ -1853,29 +1902,32 @@ const file_bulkhead_v1_server_service_proto_rawDesc = "" +
 	"\n" +
 	"quarantine\x18\a \x01(\tR\n" +
 	"quarantine\x120\n" +
-	"\bfindings\x18\b \x03(\v2\x14.bulkhead.v1.FindingR\bfindings\"I\n" +
+	"\bfindings\x18\b \x03(\v2\x14.bulkhead.v1.FindingR\bfindings\"W\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\b\n" +
 	"\x04TOOL\x10\x01\x12\x15\n" +
 	"\x11RESOURCE_TEMPLATE\x10\x02\x12\n" +
 	"\n" +
-	"\x06PROMPT\x10\x03\"P\n" +
+	"\x06PROMPT\x10\x03\x12\f\n" +
+	"\bRESOURCE\x10\x04\"P\n" +
 	"\x06Review\x12\x16\n" +
 	"\x12REVIEW_UNSPECIFIED\x10\x00\x12\n" +
 	"\n" +
 	"\x06PINNED\x10\x01\x12\v\n" +
 	"\aCHANGED\x10\x02\x12\f\n" +
 	"\bUNPINNED\x10\x03\x12\a\n" +
-	"\x03ANY\x10\x04\"\x86\x01\n" +
+	"\x03ANY\x10\x04\"\xc2\x01\n" +
 	"\x16ListDefinitionsRequest\x12R\n" +
 	"\x06server\x18\x01 \x01(\tB:\xbaH7r523^([a-z][a-z0-9-]{0,62}|srv_[0-9a-hjkmnp-tv-z]{26})$R\x06server\x12\x18\n" +
-	"\arefresh\x18\x02 \x01(\bR\arefresh\"\xe8\x01\n" +
+	"\arefresh\x18\x02 \x01(\bR\arefresh\x12:\n" +
+	"\x04kind\x18\x03 \x01(\x0e2\x1c.bulkhead.v1.Definition.KindB\b\xbaH\x05\x82\x01\x02\x10\x01R\x04kind\"\x9a\x02\n" +
 	"\x17ListDefinitionsResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\tR\brevision\x12=\n" +
 	"\fobserve_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\vobserveTime\x12\x14\n" +
 	"\x05stale\x18\x03 \x01(\bR\x05stale\x12!\n" +
 	"\fstale_reason\x18\x04 \x01(\tR\vstaleReason\x129\n" +
-	"\vdefinitions\x18\x05 \x03(\v2\x17.bulkhead.v1.DefinitionR\vdefinitions2\x86\x06\n" +
+	"\vdefinitions\x18\x05 \x03(\v2\x17.bulkhead.v1.DefinitionR\vdefinitions\x120\n" +
+	"\bfindings\x18\x06 \x03(\v2\x14.bulkhead.v1.FindingR\bfindings2\x86\x06\n" +
 	"\rServerService\x12]\n" +
 	"\fCreateServer\x12 .bulkhead.v1.CreateServerRequest\x1a\x13.bulkhead.v1.Server\"\x16\x82\xd3\xe4\x93\x02\x10:\x01*\"\v/v1/servers\x12]\n" +
 	"\tGetServer\x12\x1d.bulkhead.v1.GetServerRequest\x1a\x13.bulkhead.v1.Server\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/v1/servers/{server}\x12e\n" +
@@ -1962,29 +2014,31 @@ var file_bulkhead_v1_server_service_proto_depIdxs = []int32{
 	26, // 27: bulkhead.v1.Definition.definition:type_name -> bulkhead.v1.Json
 	5,  // 28: bulkhead.v1.Definition.review:type_name -> bulkhead.v1.Definition.Review
 	28, // 29: bulkhead.v1.Definition.findings:type_name -> bulkhead.v1.Finding
-	24, // 30: bulkhead.v1.ListDefinitionsResponse.observe_time:type_name -> google.protobuf.Timestamp
-	15, // 31: bulkhead.v1.ListDefinitionsResponse.definitions:type_name -> bulkhead.v1.Definition
-	2,  // 32: bulkhead.v1.Server.Authorization.mode:type_name -> bulkhead.v1.Server.Authorization.Mode
-	3,  // 33: bulkhead.v1.ProbeServerResponse.Failure.layer:type_name -> bulkhead.v1.ProbeServerResponse.Failure.Layer
-	7,  // 34: bulkhead.v1.ServerService.CreateServer:input_type -> bulkhead.v1.CreateServerRequest
-	8,  // 35: bulkhead.v1.ServerService.GetServer:input_type -> bulkhead.v1.GetServerRequest
-	9,  // 36: bulkhead.v1.ServerService.ListServers:input_type -> bulkhead.v1.ListServersRequest
-	11, // 37: bulkhead.v1.ServerService.UpdateServer:input_type -> bulkhead.v1.UpdateServerRequest
-	12, // 38: bulkhead.v1.ServerService.DeleteServer:input_type -> bulkhead.v1.DeleteServerRequest
-	13, // 39: bulkhead.v1.ServerService.ProbeServer:input_type -> bulkhead.v1.ProbeServerRequest
-	16, // 40: bulkhead.v1.ServerService.ListDefinitions:input_type -> bulkhead.v1.ListDefinitionsRequest
-	6,  // 41: bulkhead.v1.ServerService.CreateServer:output_type -> bulkhead.v1.Server
-	6,  // 42: bulkhead.v1.ServerService.GetServer:output_type -> bulkhead.v1.Server
-	10, // 43: bulkhead.v1.ServerService.ListServers:output_type -> bulkhead.v1.ListServersResponse
-	6,  // 44: bulkhead.v1.ServerService.UpdateServer:output_type -> bulkhead.v1.Server
-	29, // 45: bulkhead.v1.ServerService.DeleteServer:output_type -> google.protobuf.Empty
-	14, // 46: bulkhead.v1.ServerService.ProbeServer:output_type -> bulkhead.v1.ProbeServerResponse
-	17, // 47: bulkhead.v1.ServerService.ListDefinitions:output_type -> bulkhead.v1.ListDefinitionsResponse
-	41, // [41:48] is the sub-list for method output_type
-	34, // [34:41] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	4,  // 30: bulkhead.v1.ListDefinitionsRequest.kind:type_name -> bulkhead.v1.Definition.Kind
+	24, // 31: bulkhead.v1.ListDefinitionsResponse.observe_time:type_name -> google.protobuf.Timestamp
+	15, // 32: bulkhead.v1.ListDefinitionsResponse.definitions:type_name -> bulkhead.v1.Definition
+	28, // 33: bulkhead.v1.ListDefinitionsResponse.findings:type_name -> bulkhead.v1.Finding
+	2,  // 34: bulkhead.v1.Server.Authorization.mode:type_name -> bulkhead.v1.Server.Authorization.Mode
+	3,  // 35: bulkhead.v1.ProbeServerResponse.Failure.layer:type_name -> bulkhead.v1.ProbeServerResponse.Failure.Layer
+	7,  // 36: bulkhead.v1.ServerService.CreateServer:input_type -> bulkhead.v1.CreateServerRequest
+	8,  // 37: bulkhead.v1.ServerService.GetServer:input_type -> bulkhead.v1.GetServerRequest
+	9,  // 38: bulkhead.v1.ServerService.ListServers:input_type -> bulkhead.v1.ListServersRequest
+	11, // 39: bulkhead.v1.ServerService.UpdateServer:input_type -> bulkhead.v1.UpdateServerRequest
+	12, // 40: bulkhead.v1.ServerService.DeleteServer:input_type -> bulkhead.v1.DeleteServerRequest
+	13, // 41: bulkhead.v1.ServerService.ProbeServer:input_type -> bulkhead.v1.ProbeServerRequest
+	16, // 42: bulkhead.v1.ServerService.ListDefinitions:input_type -> bulkhead.v1.ListDefinitionsRequest
+	6,  // 43: bulkhead.v1.ServerService.CreateServer:output_type -> bulkhead.v1.Server
+	6,  // 44: bulkhead.v1.ServerService.GetServer:output_type -> bulkhead.v1.Server
+	10, // 45: bulkhead.v1.ServerService.ListServers:output_type -> bulkhead.v1.ListServersResponse
+	6,  // 46: bulkhead.v1.ServerService.UpdateServer:output_type -> bulkhead.v1.Server
+	29, // 47: bulkhead.v1.ServerService.DeleteServer:output_type -> google.protobuf.Empty
+	14, // 48: bulkhead.v1.ServerService.ProbeServer:output_type -> bulkhead.v1.ProbeServerResponse
+	17, // 49: bulkhead.v1.ServerService.ListDefinitions:output_type -> bulkhead.v1.ListDefinitionsResponse
+	43, // [43:50] is the sub-list for method output_type
+	36, // [36:43] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_bulkhead_v1_server_service_proto_init() }
