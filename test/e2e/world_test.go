@@ -147,10 +147,10 @@ func (w *world) stdioServer(name, runtime string) *pb.Server {
 	return s
 }
 
-// definitions lists what a server offers, by name.
+// definitions lists the tools that a server offers, by name.
 func (w *world) definitions(server string, refresh bool) map[string]*pb.Definition {
 	w.t.Helper()
-	res, err := w.admin.ListDefinitions(w.ctx, &pb.ListDefinitionsRequest{Server: server, Refresh: refresh})
+	res, err := w.admin.ListDefinitions(w.ctx, &pb.ListDefinitionsRequest{Server: server, Refresh: refresh, Kind: pb.Definition_TOOL})
 	must(w.t, err)
 	out := map[string]*pb.Definition{}
 	for _, d := range res.GetDefinitions() {
