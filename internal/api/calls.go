@@ -40,6 +40,7 @@ func (s *callService) CreateCall(ctx context.Context, in *pb.CreateCallRequest) 
 	c, err := s.calls.Propose(ctx, caller(ctx), calls.Proposal{
 		SessionID: in.GetSessionId(), Server: in.GetServer(), Tool: in.GetTool(), Resource: in.GetResource(), Prompt: in.GetPrompt(),
 		Arguments: in.GetArguments().GetRaw(), RequestID: in.GetRequestId(), Wait: withinDeadline(ctx, wait),
+		Trace: traceOf(ctx),
 	})
 	if err != nil {
 		return nil, err
@@ -106,7 +107,7 @@ func callMessage(c *calls.Call) *pb.Call {
 		},
 		Result: raw(c.Result), Receipt: c.Receipt, SideEffectId: foreign(c.SideEffectID),
 		CreateTime: stamp(c.CreateTime), UpdateTime: stamp(c.UpdateTime), EndTime: stampOf(c.FinishTime),
-		Subject: c.Subject.String(),
+		Subject: c.Subject.String(), TraceId: c.Trace.ID(),
 	}
 	if c.Recorded {
 		out.Recorded = pb.Call_DURABLE

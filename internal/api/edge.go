@@ -49,6 +49,7 @@ type request struct {
 	identity  identity
 	denied    error // why identity could not be read
 	remote    netip.Addr
+	trace     telemetry.Trace
 	// checked tells that the message came through decodeBody, whose rules for
 	// texts are then not applied again.
 	checked bool
@@ -82,11 +83,19 @@ func caller(ctx context.Context) tenant.Principal {
 	return p
 }
 
+// traceOf returns the caller's place in a distributed trace.
+func traceOf(ctx context.Context) telemetry.Trace {
+	if rq, ok := ctx.Value(requestKey{}).(*request); ok {
+		return rq.trace
+	}
+	return telemetry.Trace{}
+}
+
 // serve runs the chain for one request and returns an *answer on failure.
 func (e *edge) serve(ctx context.Context, rq *request, method string, in any, next grpc.UnaryHandler) (out any, err error) {
 	start := e.now()
 	r := rules[method]
-	ctx = telemetry.With(context.WithValue(ctx, requestKey{}, rq), telemetry.Scope{Request: rq.id, Session: sessionID(in), Call: callID(in, nil)})
+	ctx = telemetry.With(context.WithValue(ctx, requestKey{}, rq), telemetry.Scope{Request: rq.id, Session: sessionID(in), Call: callID(in, nil), Trace: rq.trace.ID()})
 	ctx, cancel := context.WithTimeout(ctx, r.deadline())
 	defer cancel()
 	var p tenant.Principal
@@ -227,6 +236,7 @@ func (e *edge) unary(ctx context.Context, in any, info *grpc.UnaryServerInfo, ne
 	md, _ := metadata.FromIncomingContext(ctx)
 	rq := &request{transport: "grpc", id: requestID(md.Get(headerRequestID)), remote: peerAddr(ctx)}
 	rq.identity, rq.denied = readIdentity(md.Get)
+	rq.trace = readTrace(md.Get)
 	if err := grpc.SetHeader(ctx, metadata.Pairs(headerRequestID, rq.id)); err != nil {
 		e.log.WarnContext(ctx, "request id not sent", "error", err)
 	}

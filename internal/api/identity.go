@@ -9,6 +9,7 @@ import (
 
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/resource"
+	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
@@ -19,6 +20,8 @@ const (
 	headerGroups        = "Bulkhead-Groups"
 	headerProject       = "Bulkhead-Project"
 	headerRequestID     = "X-Request-Id"
+	headerTraceParent   = "Traceparent"
+	headerTraceState    = "Tracestate"
 )
 
 const (
@@ -48,6 +51,12 @@ func readIdentity(values func(name string) []string) (id identity, err error) {
 	}
 	id.onBehalf.Groups, err = groups(values(headerGroups))
 	return id, err
+}
+
+// readTrace reads the caller's place in a distributed trace. Nothing else of it,
+// such as baggage, is looked at.
+func readTrace(values func(name string) []string) telemetry.Trace {
+	return telemetry.ReadTrace(values(headerTraceParent), values(headerTraceState))
 }
 
 // bearer takes exactly one value of the form of RFC 6750, section 2.1. Two

@@ -78,6 +78,7 @@ type rest struct {
 func (h *rest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rq := &request{transport: "rest", id: requestID(r.Header.Values(headerRequestID)), remote: parseAddr(r.RemoteAddr), checked: true}
 	rq.identity, rq.denied = readIdentity(r.Header.Values)
+	rq.trace = readTrace(r.Header.Values)
 	w.Header().Set(headerRequestID, rq.id)
 	ctx := context.WithValue(r.Context(), requestKey{}, rq)
 	inner := r.WithContext(ctx)

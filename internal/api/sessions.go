@@ -125,5 +125,15 @@ func connectionMessage(c sessions.ConnectionInfo) *pb.Connection {
 		Era: word[pb.Server_Era](pb.Server_Era_value, c.Era), ProtocolVersion: foreign(c.ProtocolVersion),
 		InFlight: int32(c.Active), Watching: c.Watching, Negotiation: duration(c.Negotiation),
 		CreateTime: stamp(c.Opened), LastUseTime: stamp(c.LastUsed),
+		Stages: each(c.Stages, stageMessage), Attempts: int32(c.Attempts), NextTryTime: stamp(c.NextTry),
+		StrayMessages: c.Stray, GarbageLines: c.Garbage, Logs: each(c.Logs, logMessage),
 	}
+}
+
+func stageMessage(s sessions.Stage) *pb.Connection_Stage {
+	return &pb.Connection_Stage{State: word[pb.Connection_State](pb.Connection_State_value, s.State), Time: stamp(s.Time), Took: duration(s.Took)}
+}
+
+func logMessage(n sessions.Notice) *pb.Connection_Log {
+	return &pb.Connection_Log{Time: stamp(n.Time), Level: foreign(n.Level), Logger: foreign(n.Logger), Data: raw(n.Data)}
 }

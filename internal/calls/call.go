@@ -10,6 +10,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
 	"github.com/bulkhead-mcp/bulkhead/internal/consent"
 	"github.com/bulkhead-mcp/bulkhead/internal/contract"
+	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
@@ -103,6 +104,7 @@ type Call struct {
 	CreateTime         time.Time
 	UpdateTime         time.Time
 	FinishTime         *time.Time
+	Trace              telemetry.Trace
 	Attempts           []Attempt
 	// Recorded reports whether the state shown here is committed.
 	Recorded bool

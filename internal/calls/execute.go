@@ -2,7 +2,6 @@ package calls
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"math/rand/v2"
 	"sync"
@@ -12,6 +11,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/contract"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
+	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
@@ -164,7 +164,7 @@ func (e *execution) failure(o outcome) Failure {
 	defer e.mu.Unlock()
 	c := e.call
 	f := Failure{Effect: c.Effect, Phase: o.phase, Idempotent: e.terms.Idempotency.Offered() && c.IdempotencyKey != "",
-		StatusQuery: e.terms.StatusQuery != nil, Temporary: o.temporary, Cancelled: e.cancelled, Attempt: c.Attempt,
+		StatusQuery: e.terms.StatusQuery != nil, Temporary: o.temporary, Refused: o.refused, Queued: o.queued, Cancelled: e.cancelled, Attempt: c.Attempt,
 		Retries: e.terms.Retry.Max, Left: time.Until(e.deadline), Delay: Delay(c.Attempt, o.retryAfter, rand.Float64())}
 	if e.s.work.Err() != nil {
 		f.Temporary = false // this replica stops; nothing new is begun
@@ -209,7 +209,7 @@ func (e *execution) send() outcome {
 	method, params := onWire(c)
 	resp, err := e.s.deps.Sender.Do(ctx, e.conn, e.target, sessions.Request{Method: method, Name: c.Name,
 		Params: params, Meta: e.meta(c), Schema: e.def.InputSchema, ResultBytes: int64(e.limits.ResultBytes),
-		Timeout: timeout, BeforeSend: func() error { return e.s.beforeSend(epoch, window) }})
+		Timeout: timeout, Queue: queueTime(window), BeforeSend: func() error { return e.s.beforeSend(epoch, window) }})
 	e.mu.Lock()
 	e.stop = nil
 	e.mu.Unlock()
@@ -225,11 +225,18 @@ func (e *execution) send() outcome {
 	return o
 }
 
-func (e *execution) meta(c *Call) map[string]json.RawMessage {
-	if e.terms.Idempotency.Meta {
-		return rawMeta(c.IdempotencyKey)
+// queueTime is how long an attempt may wait for its turn on a connection that has
+// one call at a time: a recorded one must be sent in its window.
+func queueTime(window time.Time) time.Duration {
+	if window.IsZero() {
+		return 0
 	}
-	return nil
+	return max(time.Until(window), time.Millisecond)
+}
+
+// scoped is a context whose log lines name the caller's trace.
+func (e *execution) scoped(ctx context.Context) context.Context {
+	return telemetry.With(ctx, telemetry.Scope{Trace: e.snapshot().Trace.ID()})
 }
 
 var errTooLate = fault.New(fault.Unavailable, "SEND_WINDOW_PASSED", "the attempt was not sent in its window")
@@ -257,6 +264,11 @@ func (e *execution) again(o outcome, delay time.Duration) bool {
 	case <-e.s.work.Done():
 		return false
 	}
+	if o.relist && !e.snapshot().Recorded {
+		if err := e.relist(); err != nil {
+			return false
+		}
+	}
 	if again, settled := e.againPlain(o); settled {
 		return again
 	}
@@ -266,7 +278,7 @@ func (e *execution) again(o outcome, delay time.Duration) bool {
 		return false
 	}
 	if err != nil && !errors.Is(err, errLost) {
-		e.s.log.InfoContext(e.s.work, "no further attempt", "tenant", e.key.tenant, "call", e.key.id, "reason", detail(err))
+		e.s.log.InfoContext(e.scoped(e.s.work), "no further attempt", "tenant", e.key.tenant, "call", e.key.id, "reason", detail(err))
 	}
 	return err == nil
 }

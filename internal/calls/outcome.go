@@ -24,6 +24,9 @@ type outcome struct {
 	result     []byte
 	err        *Error
 	temporary  bool
+	refused    bool // by the server, unexecuted, over something that can be put right
+	relist     bool // namely by listing its definitions
+	queued     bool // it gave up its place in a queue of this replica
 	retryAfter time.Duration
 	findings   []string
 	sideEffect string
@@ -66,6 +69,7 @@ func (e *execution) read(c *Call, r sessions.Response, err error) outcome {
 	default:
 		e.readResult(&o, c, &r)
 	}
+	e.mend(&o, c, r, err)
 	return o
 }
 
@@ -345,7 +349,7 @@ const maxPersist = 10
 // stops: the outcome of a call that was sent must not be lost to an outage. When
 // it cannot be written at all, the reaper says what is known.
 func (e *execution) persist(write func(ctx context.Context) error) {
-	base := context.WithoutCancel(e.s.work)
+	base := e.scoped(context.WithoutCancel(e.s.work))
 	for try := 1; ; try++ {
 		ctx, cancel := context.WithTimeout(base, 10*time.Second)
 		err := write(ctx)

@@ -20,6 +20,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/resource"
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
+	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
@@ -34,6 +35,8 @@ type Proposal struct {
 	Arguments []byte
 	RequestID string
 	Wait      time.Duration
+	// Trace is the caller's distributed trace, which goes on to the server.
+	Trace telemetry.Trace
 }
 
 // plan is a proposal with everything that was found and decided about it.
@@ -152,7 +155,7 @@ func (s *Service) plan(ctx context.Context, p tenant.Principal, r Proposal, in p
 	}
 	c := &Call{Tenant: p.Tenant, ID: resource.NewID(resource.Call), SessionID: in.session.ID, KeyID: p.KeyID, Subject: p.Subject,
 		ServerID: in.server.ID, ServerName: in.server.Name, Origin: in.server.Origin, Kind: in.target.kind, Name: in.target.name,
-		RequestID: r.RequestID, requestDigest: in.digest, Revision: 1, CreateTime: started, UpdateTime: started}
+		RequestID: r.RequestID, requestDigest: in.digest, Revision: 1, CreateTime: started, UpdateTime: started, Trace: r.Trace.Child()}
 	if c.RequestID == "" {
 		c.RequestID = "r-" + c.ID
 	}
@@ -301,6 +304,9 @@ func (pl *plan) redecide() {
 
 func (pl *plan) findings() []string {
 	var out []string
+	if pl.server.Isolation == catalog.PerTenant {
+		out = append(out, "SHARED_STATE: all users of the tenant use one connection to this server, which may tell one what another did")
+	}
 	if pl.revision.Stale {
 		out = append(out, "CATALOG_STALE: "+pl.revision.StaleReason)
 	}

@@ -34,6 +34,12 @@ type Failure struct {
 	// Temporary says that trying again may help: the server refused for now, or
 	// the transport broke. A tool's own error never is.
 	Temporary bool
+	// Refused says that the server refused the attempt, without carrying it out, over
+	// something that is put right since: a lost session, the era, its definition.
+	Refused bool
+	// Queued says that the attempt gave up its place among the calls that wait for one
+	// connection, because its time to be sent was over.
+	Queued bool
 	// Cancelled says that a person asked to stop.
 	Cancelled bool
 	// Attempt counts from 1; Retries is the contract's budget of further ones.
@@ -93,12 +99,21 @@ func After(f Failure) Step {
 // whatever its effect; a contract may give more.
 const unsentRetries = 2
 
+// maxQueued is the same for attempts that waited for others of this replica: each
+// of them waits for as long as it may be sent.
+const maxQueued = 20
+
 func (f Failure) mayRetry() bool {
 	if f.Delay >= f.Left || !f.Temporary {
 		return false
 	}
-	if f.Phase == NotSent {
+	switch {
+	case f.Phase == NotSent && f.Queued:
+		return f.Attempt <= max(f.Retries, maxQueued)
+	case f.Phase == NotSent:
 		return f.Attempt <= max(f.Retries, unsentRetries)
+	case f.Phase == Answered && f.Refused && f.Effect == Read:
+		return f.Attempt <= max(f.Retries, 1)
 	}
 	return f.Attempt <= f.Retries && (f.Effect == Read || f.Idempotent)
 }

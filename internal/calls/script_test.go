@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -151,4 +152,11 @@ prompts: [{name: greet, definition: "D:greet"}, {name: gone}]
 		src = strings.ReplaceAll(src, `"D:`+name+`"`, `"`+digest(t, name, "first")+`"`)
 	}
 	return []byte(src)
+}
+
+// kinds returns what was listed so far.
+func (l *lister) kinds() []catalog.Kind {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.asked)
 }

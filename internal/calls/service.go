@@ -30,6 +30,7 @@ type Sessions interface {
 type Catalog interface {
 	GetServer(ctx context.Context, p tenant.Principal, idOrName string) (catalog.Server, error)
 	Current(ctx context.Context, srv catalog.Server, c catalog.Context, kind catalog.Kind, maxAge time.Duration) (*catalog.Revision, error)
+	Invalidate(ctx context.Context, c catalog.Change) error
 }
 
 // Contracts finds the policy that governs a call.

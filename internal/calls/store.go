@@ -12,6 +12,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/audit"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
+	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
@@ -20,11 +21,11 @@ const columns = `call_id, session_id, key_id, subject_source, subject, server_id
 	contract_revision, catalog_revision, catalog_context, definition_digest, definition_observed, effect, consent_rule,
 	consent_id, grant_id, attempt, replica_epoch, send_by, ceiling_time, cancel_requested, idempotency_key, result, error,
 	side_effect_id, findings, receipt, negotiation_us, discovery_us, decision_us, execution_us,
-	create_time, update_time, finish_time`
+	create_time, update_time, finish_time, trace_parent, trace_state`
 
 const insertSQL = `INSERT INTO calls (tenant_id, ` + columns + `)
 	VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24,
-	        $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41, $42, $43, $44, $45, $46, $47)
+	        $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41, $42, $43, $44, $45, $46, $47, $48, $49)
 	ON CONFLICT DO NOTHING`
 
 func insertArgs(c *Call) ([]any, error) {
@@ -46,7 +47,7 @@ func insertArgs(c *Call) ([]any, error) {
 		c.DefinitionObserved, string(c.Effect), string(c.ConsentRule), c.ConsentID, c.GrantID, c.Attempt, c.Epoch, c.SendBy,
 		c.Ceiling, c.CancelRequested, c.IdempotencyKey, c.Result, failure, c.SideEffectID, findings, c.Receipt,
 		c.Timings.Negotiation.Microseconds(), c.Timings.Discovery.Microseconds(), c.Timings.Decision.Microseconds(),
-		c.Timings.Execution.Microseconds(), c.CreateTime, c.UpdateTime, c.FinishTime}, nil
+		c.Timings.Execution.Microseconds(), c.CreateTime, c.UpdateTime, c.FinishTime, c.Trace.Parent(), c.Trace.State()}, nil
 }
 
 func encodeError(e *Error) ([]byte, error) {
@@ -82,16 +83,18 @@ func scan(row pgx.CollectableRow) (*Call, error) {
 	c := &Call{Recorded: true}
 	var decision, failure []byte
 	var negotiation, discovery, deciding, execution int64
+	var traceParent, traceState string
 	err := row.Scan(&c.Tenant, &c.ID, &c.SessionID, &c.KeyID, &c.Subject.Source, &c.Subject.Value, &c.ServerID, &c.ServerName,
 		&c.Origin, &c.Kind, &c.Name, &c.RequestID, &c.requestDigest, &c.Arguments, &c.ArgumentsDigest, &c.State, &c.Reason,
 		&c.Revision, &decision, &c.ContractID, &c.ContractRevision, &c.CatalogRevision, &c.CatalogContext,
 		&c.DefinitionDigest, &c.DefinitionObserved, &c.Effect, &c.ConsentRule, &c.ConsentID, &c.GrantID, &c.Attempt,
 		&c.Epoch, &c.SendBy, &c.Ceiling, &c.CancelRequested, &c.IdempotencyKey, &c.Result, &failure, &c.SideEffectID,
 		&c.Findings, &c.Receipt, &negotiation, &discovery, &deciding, &execution, &c.CreateTime, &c.UpdateTime, &c.FinishTime,
-		&c.ConsentExpire)
+		&traceParent, &traceState, &c.ConsentExpire)
 	if err != nil {
 		return nil, err
 	}
+	c.Trace = telemetry.TraceOf(traceParent, traceState)
 	c.Timings = Timings{Negotiation: micros(negotiation), Discovery: micros(discovery), Decision: micros(deciding), Execution: micros(execution)}
 	if err := json.Unmarshal(decision, &c.Decision); err != nil {
 		return nil, fmt.Errorf("stored decision of %s: %w", c.ID, err)
@@ -202,6 +205,9 @@ func (s *Service) entry(c *Call, kind, actor string, more map[string]any) audit.
 	d := map[string]any{"server": c.ServerName, "name": c.Name, "requestId": c.RequestID, "effect": c.Effect,
 		"argumentsDigest": c.ArgumentsDigest, "argumentsBytes": len(c.Arguments), "definitionDigest": c.DefinitionDigest,
 		"contractId": c.ContractID, "attempt": c.Attempt}
+	if id := c.Trace.ID(); id != "" {
+		d["traceId"] = id
+	}
 	for k, v := range more {
 		d[k] = v
 	}

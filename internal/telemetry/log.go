@@ -20,6 +20,8 @@ type Scope struct {
 	Tenant  string
 	Session string
 	Call    string
+	// Trace is the id of the caller's distributed trace.
+	Trace string
 }
 
 type scopeKey struct{}
@@ -32,6 +34,7 @@ func With(ctx context.Context, s Scope) context.Context {
 	s.Tenant = or(s.Tenant, old.Tenant)
 	s.Session = or(s.Session, old.Session)
 	s.Call = or(s.Call, old.Call)
+	s.Trace = or(s.Trace, old.Trace)
 	return context.WithValue(ctx, scopeKey{}, s)
 }
 
@@ -50,10 +53,10 @@ func From(ctx context.Context) Scope {
 
 // attrs returns the known members in a fixed order.
 func (s Scope) attrs() []slog.Attr {
-	out := make([]slog.Attr, 0, 4)
+	out := make([]slog.Attr, 0, 5)
 	for _, a := range [...]slog.Attr{
 		slog.String("request", s.Request), slog.String("tenant", s.Tenant),
-		slog.String("session", s.Session), slog.String("call", s.Call),
+		slog.String("session", s.Session), slog.String("call", s.Call), slog.String("trace", s.Trace),
 	} {
 		if a.Value.String() != "" {
 			out = append(out, a)

@@ -356,7 +356,10 @@ type Call struct {
 	UpdateTime   *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
 	EndTime      *timestamppb.Timestamp `protobuf:"bytes,24,opt,name=end_time,json=endTime,proto3" json:"end_time,omitempty"`
 	// Whose call it is.
-	Subject       string `protobuf:"bytes,25,opt,name=subject,proto3" json:"subject,omitempty"`
+	Subject string `protobuf:"bytes,25,opt,name=subject,proto3" json:"subject,omitempty"`
+	// The W3C trace that the proposal came with (traceparent); empty without one. It
+	// goes on to the server.
+	TraceId       string `protobuf:"bytes,30,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -562,6 +565,13 @@ func (x *Call) GetEndTime() *timestamppb.Timestamp {
 func (x *Call) GetSubject() string {
 	if x != nil {
 		return x.Subject
+	}
+	return ""
+}
+
+func (x *Call) GetTraceId() string {
+	if x != nil {
+		return x.TraceId
 	}
 	return ""
 }
@@ -1319,7 +1329,7 @@ var File_bulkhead_v1_call_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1ebulkhead/v1/call_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb4\x14\n" +
+	"\x1ebulkhead/v1/call_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcf\x14\n" +
 	"\x04Call\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\tR\x06callId\x12\x1d\n" +
 	"\n" +
@@ -1350,7 +1360,8 @@ const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"\vupdate_time\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"updateTime\x125\n" +
 	"\bend_time\x18\x18 \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12\x18\n" +
-	"\asubject\x18\x19 \x01(\tR\asubject\x1ax\n" +
+	"\asubject\x18\x19 \x01(\tR\asubject\x12\x19\n" +
+	"\btrace_id\x18\x1e \x01(\tR\atraceId\x1ax\n" +
 	"\bQuestion\x12\x1d\n" +
 	"\n" +
 	"consent_id\x18\x01 \x01(\tR\tconsentId\x12;\n" +

@@ -588,9 +588,22 @@ type Connection struct {
 	// Whether a stream for changes is open.
 	Watching bool `protobuf:"varint,9,opt,name=watching,proto3" json:"watching,omitempty"`
 	// The time it took to connect.
-	Negotiation   *durationpb.Duration   `protobuf:"bytes,10,opt,name=negotiation,proto3" json:"negotiation,omitempty"`
-	CreateTime    *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	LastUseTime   *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=last_use_time,json=lastUseTime,proto3" json:"last_use_time,omitempty"`
+	Negotiation *durationpb.Duration   `protobuf:"bytes,10,opt,name=negotiation,proto3" json:"negotiation,omitempty"`
+	CreateTime  *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	LastUseTime *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=last_use_time,json=lastUseTime,proto3" json:"last_use_time,omitempty"`
+	// The states that it went through, in order.
+	Stages []*Connection_Stage `protobuf:"bytes,13,rep,name=stages,proto3" json:"stages,omitempty"`
+	// How often connecting was tried: this time and, before it, in a row without
+	// success.
+	Attempts int32 `protobuf:"varint,14,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	// When the server may be tried again after a failure; absent where nothing is
+	// waited for.
+	NextTryTime *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=next_try_time,json=nextTryTime,proto3" json:"next_try_time,omitempty"`
+	// Messages that belonged to no request, and lines that were no messages.
+	StrayMessages int64 `protobuf:"varint,16,opt,name=stray_messages,json=strayMessages,proto3" json:"stray_messages,omitempty"`
+	GarbageLines  int64 `protobuf:"varint,17,opt,name=garbage_lines,json=garbageLines,proto3" json:"garbage_lines,omitempty"`
+	// The newest log messages of the server, oldest first.
+	Logs          []*Connection_Log `protobuf:"bytes,18,rep,name=logs,proto3" json:"logs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -705,6 +718,48 @@ func (x *Connection) GetCreateTime() *timestamppb.Timestamp {
 func (x *Connection) GetLastUseTime() *timestamppb.Timestamp {
 	if x != nil {
 		return x.LastUseTime
+	}
+	return nil
+}
+
+func (x *Connection) GetStages() []*Connection_Stage {
+	if x != nil {
+		return x.Stages
+	}
+	return nil
+}
+
+func (x *Connection) GetAttempts() int32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *Connection) GetNextTryTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NextTryTime
+	}
+	return nil
+}
+
+func (x *Connection) GetStrayMessages() int64 {
+	if x != nil {
+		return x.StrayMessages
+	}
+	return 0
+}
+
+func (x *Connection) GetGarbageLines() int64 {
+	if x != nil {
+		return x.GarbageLines
+	}
+	return 0
+}
+
+func (x *Connection) GetLogs() []*Connection_Log {
+	if x != nil {
+		return x.Logs
 	}
 	return nil
 }
@@ -851,11 +906,143 @@ func (x *Session_Member) GetServerId() string {
 	return ""
 }
 
+// Stage is a state that the connection reached.
+type Connection_Stage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	State Connection_State       `protobuf:"varint,1,opt,name=state,proto3,enum=bulkhead.v1.Connection_State" json:"state,omitempty"`
+	Time  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
+	// The time it took from the stage before.
+	Took          *durationpb.Duration `protobuf:"bytes,3,opt,name=took,proto3" json:"took,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Connection_Stage) Reset() {
+	*x = Connection_Stage{}
+	mi := &file_bulkhead_v1_session_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Connection_Stage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Connection_Stage) ProtoMessage() {}
+
+func (x *Connection_Stage) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_session_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Connection_Stage.ProtoReflect.Descriptor instead.
+func (*Connection_Stage) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_session_service_proto_rawDescGZIP(), []int{6, 0}
+}
+
+func (x *Connection_Stage) GetState() Connection_State {
+	if x != nil {
+		return x.State
+	}
+	return Connection_STATE_UNSPECIFIED
+}
+
+func (x *Connection_Stage) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *Connection_Stage) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
+// Log is one log message of the server: untrusted text.
+type Connection_Log struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Time  *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// One of debug, info, notice, warning, error, critical, alert, emergency.
+	Level         string `protobuf:"bytes,2,opt,name=level,proto3" json:"level,omitempty"`
+	Logger        string `protobuf:"bytes,3,opt,name=logger,proto3" json:"logger,omitempty"`
+	Data          *Json  `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Connection_Log) Reset() {
+	*x = Connection_Log{}
+	mi := &file_bulkhead_v1_session_service_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Connection_Log) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Connection_Log) ProtoMessage() {}
+
+func (x *Connection_Log) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_session_service_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Connection_Log.ProtoReflect.Descriptor instead.
+func (*Connection_Log) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_session_service_proto_rawDescGZIP(), []int{6, 1}
+}
+
+func (x *Connection_Log) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *Connection_Log) GetLevel() string {
+	if x != nil {
+		return x.Level
+	}
+	return ""
+}
+
+func (x *Connection_Log) GetLogger() string {
+	if x != nil {
+		return x.Logger
+	}
+	return ""
+}
+
+func (x *Connection_Log) GetData() *Json {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 var File_bulkhead_v1_session_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_session_service_proto_rawDesc = "" +
 	"\n" +
-	"!bulkhead/v1/session_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a bulkhead/v1/server_service.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc7\x04\n" +
+	"!bulkhead/v1/session_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a\x16bulkhead/v1/json.proto\x1a bulkhead/v1/server_service.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc7\x04\n" +
 	"\aSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x18\n" +
@@ -902,7 +1089,8 @@ const file_bulkhead_v1_session_service_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"Y\n" +
 	"\x13CloseSessionRequest\x12B\n" +
 	"\n" +
-	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\"\xf0\x05\n" +
+	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\"\xab\n" +
+	"\n" +
 	"\n" +
 	"Connection\x12#\n" +
 	"\rconnection_id\x18\x01 \x01(\tR\fconnectionId\x12\x16\n" +
@@ -918,7 +1106,22 @@ const file_bulkhead_v1_session_service_proto_rawDesc = "" +
 	" \x01(\v2\x19.google.protobuf.DurationR\vnegotiation\x12;\n" +
 	"\vcreate_time\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"createTime\x12>\n" +
-	"\rlast_use_time\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\vlastUseTime\"D\n" +
+	"\rlast_use_time\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\vlastUseTime\x125\n" +
+	"\x06stages\x18\r \x03(\v2\x1d.bulkhead.v1.Connection.StageR\x06stages\x12\x1a\n" +
+	"\battempts\x18\x0e \x01(\x05R\battempts\x12>\n" +
+	"\rnext_try_time\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\vnextTryTime\x12%\n" +
+	"\x0estray_messages\x18\x10 \x01(\x03R\rstrayMessages\x12#\n" +
+	"\rgarbage_lines\x18\x11 \x01(\x03R\fgarbageLines\x12/\n" +
+	"\x04logs\x18\x12 \x03(\v2\x1b.bulkhead.v1.Connection.LogR\x04logs\x1a\x9b\x01\n" +
+	"\x05Stage\x123\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x1d.bulkhead.v1.Connection.StateR\x05state\x12.\n" +
+	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12-\n" +
+	"\x04took\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04took\x1a\x8a\x01\n" +
+	"\x03Log\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
+	"\x05level\x18\x02 \x01(\tR\x05level\x12\x16\n" +
+	"\x06logger\x18\x03 \x01(\tR\x06logger\x12%\n" +
+	"\x04data\x18\x04 \x01(\v2\x11.bulkhead.v1.JsonR\x04data\"D\n" +
 	"\tTransport\x12\x19\n" +
 	"\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\b\n" +
 	"\x04HTTP\x10\x01\x12\a\n" +
@@ -965,7 +1168,7 @@ func file_bulkhead_v1_session_service_proto_rawDescGZIP() []byte {
 }
 
 var file_bulkhead_v1_session_service_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_bulkhead_v1_session_service_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_bulkhead_v1_session_service_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_bulkhead_v1_session_service_proto_goTypes = []any{
 	(Session_State)(0),              // 0: bulkhead.v1.Session.State
 	(Connection_Transport)(0),       // 1: bulkhead.v1.Connection.Transport
@@ -980,40 +1183,51 @@ var file_bulkhead_v1_session_service_proto_goTypes = []any{
 	(*ListConnectionsRequest)(nil),  // 10: bulkhead.v1.ListConnectionsRequest
 	(*ListConnectionsResponse)(nil), // 11: bulkhead.v1.ListConnectionsResponse
 	(*Session_Member)(nil),          // 12: bulkhead.v1.Session.Member
-	(*timestamppb.Timestamp)(nil),   // 13: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 14: google.protobuf.Duration
-	(Server_Era)(0),                 // 15: bulkhead.v1.Server.Era
+	(*Connection_Stage)(nil),        // 13: bulkhead.v1.Connection.Stage
+	(*Connection_Log)(nil),          // 14: bulkhead.v1.Connection.Log
+	(*timestamppb.Timestamp)(nil),   // 15: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 16: google.protobuf.Duration
+	(Server_Era)(0),                 // 17: bulkhead.v1.Server.Era
+	(*Json)(nil),                    // 18: bulkhead.v1.Json
 }
 var file_bulkhead_v1_session_service_proto_depIdxs = []int32{
 	0,  // 0: bulkhead.v1.Session.state:type_name -> bulkhead.v1.Session.State
 	12, // 1: bulkhead.v1.Session.servers:type_name -> bulkhead.v1.Session.Member
-	13, // 2: bulkhead.v1.Session.create_time:type_name -> google.protobuf.Timestamp
-	13, // 3: bulkhead.v1.Session.expire_time:type_name -> google.protobuf.Timestamp
-	13, // 4: bulkhead.v1.Session.close_time:type_name -> google.protobuf.Timestamp
-	14, // 5: bulkhead.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
+	15, // 2: bulkhead.v1.Session.create_time:type_name -> google.protobuf.Timestamp
+	15, // 3: bulkhead.v1.Session.expire_time:type_name -> google.protobuf.Timestamp
+	15, // 4: bulkhead.v1.Session.close_time:type_name -> google.protobuf.Timestamp
+	16, // 5: bulkhead.v1.OpenSessionRequest.ttl:type_name -> google.protobuf.Duration
 	3,  // 6: bulkhead.v1.ListSessionsResponse.sessions:type_name -> bulkhead.v1.Session
 	1,  // 7: bulkhead.v1.Connection.transport:type_name -> bulkhead.v1.Connection.Transport
 	2,  // 8: bulkhead.v1.Connection.state:type_name -> bulkhead.v1.Connection.State
-	15, // 9: bulkhead.v1.Connection.era:type_name -> bulkhead.v1.Server.Era
-	14, // 10: bulkhead.v1.Connection.negotiation:type_name -> google.protobuf.Duration
-	13, // 11: bulkhead.v1.Connection.create_time:type_name -> google.protobuf.Timestamp
-	13, // 12: bulkhead.v1.Connection.last_use_time:type_name -> google.protobuf.Timestamp
-	9,  // 13: bulkhead.v1.ListConnectionsResponse.connections:type_name -> bulkhead.v1.Connection
-	4,  // 14: bulkhead.v1.SessionService.OpenSession:input_type -> bulkhead.v1.OpenSessionRequest
-	5,  // 15: bulkhead.v1.SessionService.GetSession:input_type -> bulkhead.v1.GetSessionRequest
-	6,  // 16: bulkhead.v1.SessionService.ListSessions:input_type -> bulkhead.v1.ListSessionsRequest
-	8,  // 17: bulkhead.v1.SessionService.CloseSession:input_type -> bulkhead.v1.CloseSessionRequest
-	10, // 18: bulkhead.v1.SessionService.ListConnections:input_type -> bulkhead.v1.ListConnectionsRequest
-	3,  // 19: bulkhead.v1.SessionService.OpenSession:output_type -> bulkhead.v1.Session
-	3,  // 20: bulkhead.v1.SessionService.GetSession:output_type -> bulkhead.v1.Session
-	7,  // 21: bulkhead.v1.SessionService.ListSessions:output_type -> bulkhead.v1.ListSessionsResponse
-	3,  // 22: bulkhead.v1.SessionService.CloseSession:output_type -> bulkhead.v1.Session
-	11, // 23: bulkhead.v1.SessionService.ListConnections:output_type -> bulkhead.v1.ListConnectionsResponse
-	19, // [19:24] is the sub-list for method output_type
-	14, // [14:19] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	17, // 9: bulkhead.v1.Connection.era:type_name -> bulkhead.v1.Server.Era
+	16, // 10: bulkhead.v1.Connection.negotiation:type_name -> google.protobuf.Duration
+	15, // 11: bulkhead.v1.Connection.create_time:type_name -> google.protobuf.Timestamp
+	15, // 12: bulkhead.v1.Connection.last_use_time:type_name -> google.protobuf.Timestamp
+	13, // 13: bulkhead.v1.Connection.stages:type_name -> bulkhead.v1.Connection.Stage
+	15, // 14: bulkhead.v1.Connection.next_try_time:type_name -> google.protobuf.Timestamp
+	14, // 15: bulkhead.v1.Connection.logs:type_name -> bulkhead.v1.Connection.Log
+	9,  // 16: bulkhead.v1.ListConnectionsResponse.connections:type_name -> bulkhead.v1.Connection
+	2,  // 17: bulkhead.v1.Connection.Stage.state:type_name -> bulkhead.v1.Connection.State
+	15, // 18: bulkhead.v1.Connection.Stage.time:type_name -> google.protobuf.Timestamp
+	16, // 19: bulkhead.v1.Connection.Stage.took:type_name -> google.protobuf.Duration
+	15, // 20: bulkhead.v1.Connection.Log.time:type_name -> google.protobuf.Timestamp
+	18, // 21: bulkhead.v1.Connection.Log.data:type_name -> bulkhead.v1.Json
+	4,  // 22: bulkhead.v1.SessionService.OpenSession:input_type -> bulkhead.v1.OpenSessionRequest
+	5,  // 23: bulkhead.v1.SessionService.GetSession:input_type -> bulkhead.v1.GetSessionRequest
+	6,  // 24: bulkhead.v1.SessionService.ListSessions:input_type -> bulkhead.v1.ListSessionsRequest
+	8,  // 25: bulkhead.v1.SessionService.CloseSession:input_type -> bulkhead.v1.CloseSessionRequest
+	10, // 26: bulkhead.v1.SessionService.ListConnections:input_type -> bulkhead.v1.ListConnectionsRequest
+	3,  // 27: bulkhead.v1.SessionService.OpenSession:output_type -> bulkhead.v1.Session
+	3,  // 28: bulkhead.v1.SessionService.GetSession:output_type -> bulkhead.v1.Session
+	7,  // 29: bulkhead.v1.SessionService.ListSessions:output_type -> bulkhead.v1.ListSessionsResponse
+	3,  // 30: bulkhead.v1.SessionService.CloseSession:output_type -> bulkhead.v1.Session
+	11, // 31: bulkhead.v1.SessionService.ListConnections:output_type -> bulkhead.v1.ListConnectionsResponse
+	27, // [27:32] is the sub-list for method output_type
+	22, // [22:27] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_bulkhead_v1_session_service_proto_init() }
@@ -1021,6 +1235,7 @@ func file_bulkhead_v1_session_service_proto_init() {
 	if File_bulkhead_v1_session_service_proto != nil {
 		return
 	}
+	file_bulkhead_v1_json_proto_init()
 	file_bulkhead_v1_server_service_proto_init()
 	file_bulkhead_v1_session_service_proto_msgTypes[0].OneofWrappers = []any{}
 	type x struct{}
@@ -1029,7 +1244,7 @@ func file_bulkhead_v1_session_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bulkhead_v1_session_service_proto_rawDesc), len(file_bulkhead_v1_session_service_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
