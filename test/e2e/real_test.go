@@ -66,6 +66,12 @@ func realServers() []realServer {
 				return r.httpServer("real", r.proxy.url)
 			},
 			capabilities: everythingCapabilities, tools: everythingTools, try: everythingFeatures(wireOfProxy)},
+		{name: "everything over SSE", era: pb.Server_LEGACY, version: "2025-11-25",
+			register: func(t *testing.T, r *realWorld) *pb.Server {
+				r.proxy = startProxy(t, npm.EverythingSSE(t))
+				return r.sseServer("real", r.proxy.url)
+			},
+			capabilities: everythingCapabilities, tools: everythingTools, try: everythingFeatures(wireOfProxy)},
 		{name: "filesystem over stdio", register: stdio("filesystem"), era: pb.Server_LEGACY, version: "2025-11-25",
 			capabilities: []string{"tools"}, tools: []string{"create_directory", "directory_tree", "edit_file", "get_file_info",
 				"list_allowed_directories", "list_directory", "list_directory_with_sizes", "move_file", "read_file", "read_media_file",
@@ -165,6 +171,8 @@ func startProxy(t *testing.T, target string) *proxy {
 	must(t, err)
 	p := &proxy{}
 	forward := &httputil.ReverseProxy{FlushInterval: -1, Transport: &http.Transport{},
+		// Callers that go away are the rule here.
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
 		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: to.Scheme, Host: to.Host}) }}
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
