@@ -66,6 +66,9 @@ type conn struct {
 	untold     map[string]bool // changes that wait for the next report
 	tellTimer  *time.Timer
 	tellClosed bool
+	pinging    bool
+	pinged     time.Time // when the last ping began
+	missed     int       // pings in a row without an answer
 }
 
 // allowed reports whether a target's contract lets a version be spoken.

@@ -41,6 +41,10 @@ type httpWire struct {
 	sessionID string
 
 	lost atomic.Bool // the server forgot the session
+
+	// The watcher's own: the last event of its stream, and whether one was open.
+	lastEvent string
+	watched   bool
 }
 
 func newHTTPWire(p *Pool, c *conn) (*httpWire, error) {
@@ -266,27 +270,32 @@ func (w *httpWire) single(data []byte, x *exchange, rep *reply) error {
 	if len(data) == 0 {
 		return protocolError("NO_ANSWER", "the server accepted the request without answering it")
 	}
-	if data[0] == '[' && w.version == mcp.ProtocolVersion20250326 {
-		all, err := parseBatch(data, batchMessages)
-		if err != nil {
-			return protocolError("ANSWER_INVALID", "the server's answer is not valid JSON-RPC").Cause(err)
-		}
-		for i := range all {
-			if w.take(&all[i], x, rep) {
-				return w.checkSize(x, rep)
-			}
-		}
-		return protocolError("NO_ANSWER", "the server's answer belongs to another request")
-	}
-	m, err := parseMessage(data)
+	all, err := parseMessages(data, takesBatches(w.version))
 	if err != nil {
 		w.count.garbage.Add(1)
 		return protocolError("ANSWER_INVALID", "the server's answer is not valid JSON-RPC").Cause(err)
 	}
-	if !w.take(&m, x, rep) {
+	if !w.takeAll(all, x, rep) {
 		return protocolError("NO_ANSWER", "the server's answer belongs to another request")
 	}
 	return w.checkSize(x, rep)
+}
+
+// takeAll judges the messages that came together and reports whether the answer is
+// among them.
+func (w *httpWire) takeAll(all []message, x *exchange, rep *reply) (answered bool) {
+	for i := range all {
+		if m := &all[i]; m.isRequest() {
+			w.serverAsks(*m, x.besides())
+		} else if !answered {
+			answered = w.take(m, x, rep)
+		} else if m.isResponse() {
+			w.count.stray.Add(1)
+		} else {
+			w.take(m, x, rep)
+		}
+	}
+	return answered
 }
 
 // checkSize judges the message that was taken as the answer.
@@ -320,66 +329,6 @@ func (w *httpWire) take(m *message, x *exchange, rep *reply) bool {
 	return false
 }
 
-// stream reads an event stream until the answer, and takes it up again when a
-// legacy server closed it and told an event id.
-func (w *httpWire) stream(ctx context.Context, body io.Reader, x *exchange, rep *reply) (io.Reader, error) {
-	lim := streamLimits{event: x.limit + envelopeSlack, lines: w.limits.EventLines, total: x.limit + envelopeSlack + w.limits.NoiseBytes}
-	e := newEventReader(body, lim)
-	e.hold = x.hold
-	asked := 0
-	for tries := 0; ; tries++ {
-		err := w.events(ctx, e, x, rep, &asked)
-		switch {
-		case err == nil:
-			return body, w.checkSize(x, rep)
-		case err != io.EOF:
-			return nil, broken(ctx, err)
-		case w.modern || e.lastID == "" || tries >= resumes:
-			return nil, failure(fault.Unavailable, fault.Transport, "STREAM_ENDED", "the server ended its stream before the answer")
-		}
-		resp, err := w.resume(ctx, e)
-		if err != nil {
-			return nil, broken(ctx, err)
-		}
-		// Closed by hand at the end of this function's caller only for the first body.
-		defer resp.Body.Close() //nolint:errcheck // read as far as needed
-		if body, err = decoded(resp); err != nil {
-			return nil, broken(ctx, err)
-		}
-		next := newEventReader(body, lim)
-		next.lastID, next.retry, next.total, next.hold = e.lastID, e.retry, e.total, x.hold
-		e = next
-	}
-}
-
-// events reads one stream; nil means that the answer came.
-func (w *httpWire) events(ctx context.Context, e *eventReader, x *exchange, rep *reply, asked *int) error {
-	for {
-		ev, err := e.next()
-		if err != nil {
-			return err
-		}
-		if ev.name != "" && ev.name != "message" {
-			continue
-		}
-		m, err := parseMessage(ev.data)
-		switch {
-		case err != nil:
-			w.count.garbage.Add(1)
-		case m.isRequest():
-			if *asked++; *asked > w.limits.ServerRequests {
-				return errTooLarge
-			}
-			w.serverAsks(m, x.besides())
-		default:
-			if w.take(&m, x, rep) {
-				e.keep()
-				return nil
-			}
-		}
-	}
-}
-
 // serverAsks serves a request of a legacy server, on the stream of own or on that
 // which all share. A modern server must not ask; what it asks is counted and left
 // alone.
@@ -389,38 +338,6 @@ func (w *httpWire) serverAsks(m message, own *talk) {
 		return
 	}
 	w.conn.asked(w, &m, own)
-}
-
-// resume opens the stream that continues after the last event, as revision
-// 2025-11-25 describes.
-func (w *httpWire) resume(ctx context.Context, e *eventReader) (*http.Response, error) {
-	pause := e.retry
-	if pause <= 0 {
-		pause = time.Second
-	}
-	if err := sleep(ctx, pause); err != nil {
-		return nil, err
-	}
-	resp, err := w.openStream(ctx, w.endpoint.Load(), e.lastID)
-	if err != nil {
-		return nil, err
-	}
-	if resp.StatusCode != http.StatusOK || mediaType(resp.Header) != "text/event-stream" {
-		resp.Body.Close() //nolint:errcheck // not what was asked for
-		return nil, io.ErrUnexpectedEOF
-	}
-	return resp, nil
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
 }
 
 // notify implements wire. Whatever a 2xx answer holds is ignored.

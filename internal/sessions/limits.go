@@ -59,6 +59,10 @@ type Limits struct {
 	// Lifetime ends a connection that is so old once it has nothing in flight,
 	// default 8 h.
 	Lifetime time.Duration
+	// Ping is how long a legacy connection with an open stream or pipe may idle before
+	// its server is asked whether it is still there, default 1 min; less than 0 never
+	// asks. Two pings without an answer end the connection.
+	Ping time.Duration
 	// Backoff and MaxBackoff are the first and the greatest pause after a failure
 	// to connect, 250 ms and 1 min, doubled each time, with jitter.
 	Backoff, MaxBackoff time.Duration
@@ -95,6 +99,9 @@ func (l Limits) withDefaults() Limits {
 	def(&l.ServerProcesses, 16)
 	def(&l.Idle, 5*time.Minute)
 	def(&l.Lifetime, 8*time.Hour)
+	if l.Ping == 0 {
+		l.Ping = time.Minute
+	}
 	def(&l.Backoff, 250*time.Millisecond)
 	def(&l.MaxBackoff, time.Minute)
 	def(&l.Reopen, time.Second)
@@ -127,7 +134,8 @@ const (
 	maxRetryAfter = time.Hour
 	// batchMessages bounds the messages of one batch of revision 2025-03-26.
 	batchMessages = 256
-	// resumes bounds the attempts to take up a broken legacy stream.
+	// resumes bounds the attempts in a row to take up a legacy stream that bring no
+	// new event.
 	resumes = 16
 	// endedKept is how many ended connections are still told about.
 	endedKept = 256

@@ -36,7 +36,13 @@ func (c *conn) negotiate(ctx context.Context) error {
 		return protocolError("VERSION_UNSUPPORTED", "the contract allows no protocol version that this build speaks")
 	case c.target.Transport == TransportSSE && len(c.target.legacyVersions()) == 0:
 		return protocolError("VERSION_UNSUPPORTED", "the contract allows no protocol version that can be spoken over HTTP+SSE")
-	case c.target.Transport == TransportSSE, !c.target.allowed(mcp.ProtocolVersion20260728):
+	case c.target.Transport == TransportSSE:
+		err := c.initialize(ctx, nil, known)
+		if err == nil {
+			c.pool.noteEra(c.key, c.version, true)
+		}
+		return err
+	case !c.target.allowed(mcp.ProtocolVersion20260728):
 		return c.initialize(ctx, nil, known)
 	case note.legacy:
 		err := c.initialize(ctx, nil, known)
@@ -45,6 +51,7 @@ func (c *conn) negotiate(ctx context.Context) error {
 		}
 		// The server is not what it was.
 		c.pool.forgetEra(c.key)
+		c.leaveSession(ctx)
 	}
 	v, err := c.probe(ctx, known)
 	if err != nil {
@@ -265,12 +272,14 @@ func (c *conn) initialize(ctx context.Context, offered []string, known string) e
 		id: id, method: string(mcp.MethodInitialize), hold: hold, limit: c.pool.limits.ListBytes, patient: true,
 		body: encodeRequest(id, string(mcp.MethodInitialize), params, nil, nil),
 	})
-	if err != nil {
-		c.refusal = rep
-		return initializeFault(&rep, err)
+	if w, ok := c.wire.(*httpWire); ok {
+		w.sessionID = rep.sessionID // also of a handshake that fails, so that its session is deleted
 	}
-	if e := rep.msg.err; e != nil {
-		return protocolError("INITIALIZE_REFUSED", "the server refused to initialize: "+strconv.Quote(shorten(e.Message, 200))).With("code", strconv.FormatInt(e.Code, 10))
+	if err != nil || rep.msg.err != nil {
+		if err != nil {
+			c.refusal = rep
+		}
+		return c.handshakeRefused(ctx, &rep, err)
 	}
 	version, _ := text(member(rep.msg.result, "protocolVersion"))
 	switch {
@@ -282,9 +291,6 @@ func (c *conn) initialize(ctx context.Context, offered []string, known string) e
 		return downgraded(known)
 	}
 	c.era, c.version = EraLegacy, version
-	if w, ok := c.wire.(*httpWire); ok {
-		w.sessionID = rep.sessionID
-	}
 	c.wire.speak(c.era, c.version)
 	c.enter(StateNegotiated)
 	c.learn(member(rep.msg.result, "capabilities"), member(rep.msg.result, "serverInfo"))
@@ -323,14 +329,6 @@ func (c *conn) askForLogs(ctx context.Context) error {
 	}
 	c.pool.log.InfoContext(ctx, "server refused logging/setLevel", "tenant", c.key.Tenant.String(), "server", c.key.Server, "error", err)
 	return nil
-}
-
-// initializeFault names what a refused handshake means.
-func initializeFault(rep *reply, err error) error {
-	if f, ok := fault.As(err); ok && f.Reason == "SERVER_REFUSED" {
-		return protocolError("TRANSPORT_UNSUPPORTED", "the URL does not speak Streamable HTTP").With("status", strconv.Itoa(rep.status)).Cause(err)
-	}
-	return err
 }
 
 // supportedVersions reads an array of strings from a member of an object.

@@ -60,6 +60,7 @@ type Pool struct {
 	learned    func(k Key, era, version string)
 	alarm      func(k Key, t Target, event string)
 	answers    *budget
+	pings      atomic.Int32 // under way
 
 	tasks  tasks
 	ctx    context.Context // ends connecting and watching at Shutdown

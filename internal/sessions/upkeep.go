@@ -86,7 +86,11 @@ func (p *Pool) evict(among func(Key) bool) bool {
 
 // sweeping ends connections that are idle or old, until the pool shuts down.
 func (p *Pool) sweeping() {
-	every := max(min(p.limits.Idle, p.limits.Lifetime)/4, 10*time.Millisecond)
+	every := min(p.limits.Idle, p.limits.Lifetime) / 4
+	if p.limits.Ping > 0 {
+		every = min(every, p.limits.Ping/2)
+	}
+	every = max(every, 10*time.Millisecond)
 	tick := time.NewTicker(min(every, 30*time.Second))
 	defer tick.Stop()
 	for {
@@ -109,6 +113,8 @@ func (p *Pool) sweep(now time.Time) {
 			p.drop(c, "idle", false)
 		case age >= p.limits.Lifetime:
 			p.drop(c, "lifetime reached", false)
+		case c.pingDue(now):
+			p.tasks.run(c.ping)
 		}
 	}
 	p.mu.Lock()

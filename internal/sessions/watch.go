@@ -64,6 +64,9 @@ func (w *httpWire) watch(ctx context.Context, want *watch) (end watchEnd) {
 		r.Header[mcp.HeaderMethod] = []string{string(mcp.MethodSubscriptionsListen)}
 	} else {
 		r.Header["Accept"] = []string{"text/event-stream"}
+		if w.lastEvent != "" {
+			r.Header["Last-Event-Id"] = []string{w.lastEvent}
+		}
 	}
 	resp, err := w.rt.RoundTrip(r)
 	if err != nil {
@@ -78,9 +81,18 @@ func (w *httpWire) watch(ctx context.Context, want *watch) (end watchEnd) {
 		code := resp.StatusCode
 		end.refused = code < 500 && code != http.StatusUnauthorized && code != http.StatusForbidden && code != http.StatusTooManyRequests && code != http.StatusRequestTimeout
 		io.CopyN(io.Discard, resp.Body, refusalBytes) //nolint:errcheck // read for the reuse of the connection
+		switch {
+		case code == http.StatusNotFound && w.watched && w.sessionID != "":
+			w.lost.Store(true)
+			w.conn.pool.drop(w.conn, "the server forgot the session", true)
+		case w.lastEvent != "" && end.refused:
+			// It may only not know the event any more; the gap is told anyway.
+			w.lastEvent, end.refused = "", false
+		}
 		return end
 	}
 	began := time.Now()
+	w.watched = true
 	if !w.modern {
 		want.opened()
 	}
@@ -93,36 +105,57 @@ func (w *httpWire) watch(ctx context.Context, want *watch) (end watchEnd) {
 // follow reads a stream of changes to its end and returns the server's retry hint.
 func (w *httpWire) follow(ctx context.Context, stream io.Reader, want *watch) (hint time.Duration, refused bool) {
 	e := newEventReader(stream, streamLimits{event: envelopeSlack + maxAsk, lines: w.limits.EventLines, total: w.limits.NoiseBytes})
+	e.lastID = w.lastEvent
 	asked, minute := 0, time.Now()
 	for {
 		ev, err := e.next()
+		if !w.modern {
+			w.lastEvent = e.lastID
+		}
 		if err != nil {
 			return e.retry, false
 		}
 		if ev.name != "" && ev.name != "message" {
 			continue
 		}
-		m, err := parseMessage(ev.data)
-		switch {
-		case err != nil:
+		if time.Since(minute) > time.Minute {
+			asked, minute = 0, time.Now()
+		}
+		all, err := parseMessages(ev.data, takesBatches(w.version))
+		if err != nil {
 			w.count.garbage.Add(1)
-		case m.isRequest():
-			if time.Since(minute) > time.Minute {
-				asked, minute = 0, time.Now()
+			continue
+		}
+		for i := range all {
+			m := &all[i]
+			if m.isRequest() {
+				asked++
 			}
-			if asked++; asked > w.limits.ServerRequests {
+			if asked > w.limits.ServerRequests {
 				return e.retry, false
 			}
-			w.serverAsks(m, nil)
-		case m.isResponse():
-			if w.modern && m.answers(want.id) {
-				return e.retry, m.err != nil
+			if over, refused := w.heard(m, want); over {
+				return e.retry, refused
 			}
-			w.count.stray.Add(1)
-		case want.note(&m, w.modern):
-			return e.retry, false
 		}
 	}
+}
+
+// heard judges one message of a stream of changes and reports whether it ends the
+// stream, and whether because the server refuses it.
+func (w *httpWire) heard(m *message, want *watch) (over, refused bool) {
+	switch {
+	case m.isRequest():
+		w.serverAsks(*m, nil)
+	case m.isResponse():
+		if w.modern && m.answers(want.id) {
+			return true, m.err != nil
+		}
+		w.count.stray.Add(1)
+	default:
+		return want.note(m, w.modern), false
+	}
+	return false, false
 }
 
 // note judges a notification on a stream of changes and reports whether it ends
