@@ -43,7 +43,7 @@ type Runtime struct {
 	WriteRoots []string `json:"writeRoots"`
 	// Dir is the working directory; empty means one of the host's choice.
 	Dir string `json:"dir"`
-	// Network allows TCP.
+	// Network allows the network.
 	Network bool `json:"network"`
 	// User is whom the process runs as: a name, a number, or two numbers with a
 	// colon between user and group; empty means one of the host's choice.

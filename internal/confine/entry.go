@@ -56,6 +56,11 @@ func (o *orders) enter() error {
 			return fmt.Errorf("landlock_restrict_self: %w", err)
 		}
 	}
+	if !o.Network {
+		if err := closeNetwork(); err != nil {
+			return err
+		}
+	}
 	// A change of user clears it, so it comes after that.
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return fmt.Errorf("end with the keeper: %w", err)

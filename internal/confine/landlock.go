@@ -55,10 +55,13 @@ func abi() int {
 // Confinement tells what the kernel holds a program to, beside its user and its
 // limits, and what this kernel cannot.
 func Confinement(p Program) (enforced, lacking []string) {
-	return confinement(p, abi())
+	return confinement(p, abi(), mayFilter())
 }
 
-func confinement(p Program, version int) (enforced, lacking []string) {
+func confinement(p Program, version int, filter bool) (enforced, lacking []string) {
+	if filter && !p.Network {
+		enforced = append(enforced, "no network")
+	}
 	for _, x := range []struct {
 		from int
 		what string
@@ -67,11 +70,11 @@ func confinement(p Program, version int) (enforced, lacking []string) {
 		{0, "no new privileges", false},
 		{abiFiles, "files", false},
 		{abiTruncate, "truncation", false},
-		{abiTCP, "no TCP", p.Network},
+		{abiTCP, "no TCP", filter || p.Network},
 		{abiIoctl, "devices", false},
 		{abiScope, "signals and abstract sockets", false},
 		{abiUnix, "sockets in the file system", false},
-		{abiUDP, "no UDP", p.Network},
+		{abiUDP, "no UDP", filter || p.Network},
 	} {
 		switch {
 		case x.off:

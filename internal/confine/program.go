@@ -27,7 +27,7 @@ type Program struct {
 	// Dir is the working directory, which may be read; empty means the private
 	// one.
 	Dir string
-	// Network allows TCP.
+	// Network allows sockets beyond this machine's own.
 	Network bool
 	// User is a name, a number, or two numbers with a colon between user and
 	// group. Empty means: if the host is root, a user that no other living program
