@@ -91,7 +91,7 @@ func (k *keeper) start(o *orders) error {
 	if err != nil {
 		return err
 	}
-	entry, err := os.StartProcess(self, []string{entryName}, &os.ProcAttr{Dir: "/", Env: []string{},
+	entry, err := os.StartProcess(self, []string{entryName}, &os.ProcAttr{Dir: "/", Env: selfEnv,
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr, ordersRead, statusWrite}, Sys: &syscall.SysProcAttr{Setsid: true}})
 	ordersRead.Close()  //nolint:errcheck // the entry has its own
 	statusWrite.Close() //nolint:errcheck // the entry has its own

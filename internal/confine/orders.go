@@ -45,6 +45,10 @@ const (
 	entryStatus = 4 // why the program cannot start; closed by its start
 )
 
+// selfEnv is the environment of the keeper and of the entry: none, but that a
+// build with the race detector does not sleep for a second at its end.
+var selfEnv = []string{"GORACE=atexit_sleep_ms=0"}
+
 // self is this binary, also when another has taken its place.
 const self = "/proc/self/exe"
 

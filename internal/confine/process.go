@@ -119,7 +119,7 @@ func (x *Process) launch() (err error) {
 	unix.SetNonblock(pair[0], true) //nolint:errcheck // a fresh socket
 	x.link = os.NewFile(uintptr(pair[0]), "link")
 	closeOnExec()
-	x.keeper, err = os.StartProcess(self, []string{keeperName}, &os.ProcAttr{Dir: "/", Env: []string{}, Files: theirs[:], Sys: &syscall.SysProcAttr{Setpgid: true}})
+	x.keeper, err = os.StartProcess(self, []string{keeperName}, &os.ProcAttr{Dir: "/", Env: selfEnv, Files: theirs[:], Sys: &syscall.SysProcAttr{Setpgid: true}})
 	return err
 }
 
