@@ -16,7 +16,7 @@ const module = "github.com/bulkhead-mcp/bulkhead/"
 var levels = [][]string{
 	{"internal/fault", "internal/seal", "internal/canonical", "internal/resource"},
 	{"internal/postgres", "internal/redis", "internal/egress", "internal/ratelimit", "internal/telemetry", "internal/config", "internal/confine"},
-	{"internal/tenant", "internal/contract"},
+	{"internal/tenant", "internal/contract", "internal/elicitation"},
 	{"internal/audit"},
 	{"internal/catalog", "internal/authz", "internal/consent", "internal/sessions"},
 	{"internal/calls", "internal/inspect"},

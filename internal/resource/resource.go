@@ -25,6 +25,8 @@ const (
 	AuditEntry Kind = "aud"
 	Catalog    Kind = "cat"
 	Connection Kind = "con"
+	// Interaction is a question that a server asks in the middle of a call.
+	Interaction Kind = "int"
 )
 
 // Crockford's alphabet in lower case keeps the byte order of the input, so ids
