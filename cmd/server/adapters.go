@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
+	"github.com/bulkhead-mcp/bulkhead/internal/calls"
 	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
 	"github.com/bulkhead-mcp/bulkhead/internal/consent"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
@@ -34,7 +35,7 @@ func (l lister) ListDefinitions(ctx context.Context, v catalog.Server, c catalog
 	// An admin's probe looks at what a server can do before there is a contract
 	// for it, or beside the one there is.
 	if active != nil && !c.Probe {
-		t.Versions, t.DowngradeForbidden = active.Contract.Versions, active.Contract.DowngradeForbidden
+		t = calls.TargetOf(v, active.Contract)
 	}
 	k := sessions.Key{Tenant: c.Tenant, Server: v.ID, Registration: v.Registration, Subject: c.Subject, Session: c.Session,
 		AccountVersion: c.Account}

@@ -94,7 +94,7 @@ func build(ctx context.Context, cfg *config.Config, st *stores, log *slog.Logger
 	}
 	p.signals.sessions = store
 	p.calls, err = calls.NewService(ctx, calls.Deps{DB: st.db, Sessions: store, Catalog: p.catalog, Contracts: p.authz,
-		Consent: consents, Sender: pool, Audit: p.audit, Signals: p.signals, Log: log, Observe: p.observeCall},
+		Consent: consents, Sender: pool, Audit: p.audit, Vault: vault, Signals: p.signals, Log: log, Observe: p.observeCall},
 		calls.Config{Name: replicaName(), Sole: st.sole})
 	if err != nil {
 		return nil, err

@@ -17,6 +17,8 @@ type Calls interface {
 	Get(ctx context.Context, p tenant.Principal, id string, wait time.Duration, afterRevision int) (*calls.Call, error)
 	List(ctx context.Context, p tenant.Principal, f calls.Filter) ([]*calls.Call, error)
 	Cancel(ctx context.Context, p tenant.Principal, id string) (*calls.Call, error)
+	Interactions(ctx context.Context, p tenant.Principal, callID string) ([]calls.Interaction, error)
+	Respond(ctx context.Context, p tenant.Principal, callID, id string, a calls.Answer) (*calls.Interaction, error)
 	Check(ctx context.Context, p tenant.Principal, defs calls.Definitions, r calls.DryRun) (calls.DryRunResult, error)
 }
 
@@ -107,7 +109,7 @@ func callMessage(c *calls.Call) *pb.Call {
 		},
 		Result: raw(c.Result), Receipt: c.Receipt, SideEffectId: foreign(c.SideEffectID),
 		CreateTime: stamp(c.CreateTime), UpdateTime: stamp(c.UpdateTime), EndTime: stampOf(c.FinishTime),
-		Subject: c.Subject.String(), TraceId: c.Trace.ID(),
+		Subject: c.Subject.String(), TraceId: c.Trace.ID(), Interactions: each(c.Interactions, interactionMessage),
 	}
 	if c.Recorded {
 		out.Recorded = pb.Call_DURABLE

@@ -79,6 +79,9 @@ var rules = map[string]rule{
 	pb.CallService_ListCalls_FullMethodName:  {roles: users, own: true},
 	pb.CallService_CancelCall_FullMethodName: {roles: users, own: true},
 
+	pb.CallService_ListInteractions_FullMethodName:   {roles: users, own: true},
+	pb.CallService_RespondInteraction_FullMethodName: {roles: users, own: true},
+
 	pb.ConsentService_ListConsents_FullMethodName:  {roles: deciders, own: true},
 	pb.ConsentService_GetConsent_FullMethodName:    {roles: deciders, own: true},
 	pb.ConsentService_DecideConsent_FullMethodName: {roles: deciders, own: true, decides: true},

@@ -106,8 +106,19 @@ type Call struct {
 	FinishTime         *time.Time
 	Trace              telemetry.Trace
 	Attempts           []Attempt
+	// Interactions are the questions of the present round while the call is
+	// INPUT_REQUIRED; lists of calls leave them out.
+	Interactions []Interaction
 	// Recorded reports whether the state shown here is committed.
 	Recorded bool
+}
+
+// tries counts the attempts since the server was last answered.
+func (c *Call) tries() (n int) {
+	for i := len(c.Attempts) - 1; i >= 0 && c.Attempts[i].Outcome != string(InputRequired); i-- {
+		n++
+	}
+	return max(n, 1)
 }
 
 func (c *Call) binding() consent.Binding {

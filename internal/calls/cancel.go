@@ -12,28 +12,58 @@ import (
 // cancelWait is how long Cancel waits for a call in execution to end.
 const cancelWait = 5 * time.Second
 
-// Cancel stops a call: a waiting one is CANCELLED; one in execution is told to
-// its server and ends as CANCELLED only if it was never sent or is a read, else
-// as UNCERTAIN until more is known. Cancelling an ended call changes nothing.
+// Cancel stops a call: one that waits for a consent is CANCELLED; one in execution
+// is told to its server and ends as CANCELLED only if it was never sent or is a
+// read, else as UNCERTAIN until more is known, and so does one that waits for
+// input. Cancelling an ended call changes nothing.
 func (s *Service) Cancel(ctx context.Context, p tenant.Principal, id string) (*Call, error) {
 	k := callKey{p.Tenant, id}
-	c, err := s.read(ctx, p, k)
-	if err != nil || c.State.Final() || c.State == Uncertain {
-		return c, err
-	}
-	if c.State != Dispatching {
-		done, err := s.cancelWaiting(ctx, p, c)
+	for try := 1; ; try++ {
+		c, err := s.read(ctx, p, k)
+		if err != nil || c.State.Final() || c.State == Uncertain {
+			return c, err
+		}
+		done := false
+		switch c.State {
+		case Dispatching:
+		case InputRequired:
+			done, err = s.cancelInput(ctx, p, c)
+		default:
+			done, err = s.cancelWaiting(ctx, p, c)
+		}
 		if err != nil {
 			return nil, err
 		}
 		if done {
 			return s.read(ctx, p, k)
 		}
+		wanted, err := s.requestCancel(ctx, p, k)
+		if err != nil {
+			return nil, err
+		}
+		if wanted || try >= maxPlans {
+			return s.await(ctx, p, k, cancelWait, func(c *Call) bool { return c.State.Final() || c.State == Uncertain })
+		}
 	}
-	if err := s.requestCancel(ctx, p, k); err != nil {
-		return nil, err
-	}
-	return s.await(ctx, p, k, cancelWait, func(c *Call) bool { return c.State.Settled() })
+}
+
+// cancelInput ends a call that waits for input and that nobody executes; false for
+// one whose request is held open.
+func (s *Service) cancelInput(ctx context.Context, p tenant.Principal, c *Call) (done bool, err error) {
+	err = s.deps.DB.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
+		locked, err := one(ctx, tx, `WHERE tenant_id = $1 AND call_id = $2 FOR UPDATE`, c.ID)
+		if err != nil || locked.State != InputRequired {
+			return err
+		}
+		in, err := loadInput(ctx, tx, c.ID)
+		if err != nil || in.phase != inputWaiting && in.phase != inputReady {
+			return err
+		}
+		done = true
+		return s.endLockedInput(ctx, tx, locked, inputEnd{code: "CANCELLED", message: "the call was cancelled before the server was answered",
+			actor: p.Actor(), pending: WasCancelled})
+	})
+	return done, err
 }
 
 // cancelWaiting ends a call that waits for a person; false when it has moved on.
@@ -72,23 +102,25 @@ func (s *Service) cancelWaiting(ctx context.Context, p tenant.Principal, c *Call
 }
 
 // requestCancel writes the wish down for whichever replica executes the call,
-// and carries it out at once when it is this one.
-func (s *Service) requestCancel(ctx context.Context, p tenant.Principal, k callKey) error {
+// and carries it out at once when it is this one. It reports whether somebody does.
+func (s *Service) requestCancel(ctx context.Context, p tenant.Principal, k callKey) (wanted bool, err error) {
 	s.mu.Lock()
 	e := s.live[k]
 	s.mu.Unlock()
 	if e != nil {
 		e.cancel()
 	}
-	err := s.deps.DB.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
-		_, err := tx.Exec(ctx, `UPDATE calls SET cancel_requested = true WHERE tenant_id = $1 AND call_id = $2
-			AND state = 'DISPATCHING'`, tx.Tenant(), k.id)
+	err = s.deps.DB.InTx(ctx, p.Tenant, func(ctx context.Context, tx tenant.Tx) error {
+		tag, err := tx.Exec(ctx, `UPDATE calls c SET cancel_requested = true WHERE tenant_id = $1 AND call_id = $2
+			AND (state = 'DISPATCHING' OR state = 'INPUT_REQUIRED' AND EXISTS (SELECT 1 FROM call_inputs i
+			  WHERE i.tenant_id = c.tenant_id AND i.call_id = c.call_id AND i.phase IN ('HELD', 'TASK')))`, tx.Tenant(), k.id)
+		wanted = tag.RowsAffected() > 0
 		return err
 	})
 	if err == nil && e == nil {
 		s.changed(k.tenant, k.id)
 	}
-	return err
+	return wanted || e != nil && !e.snapshot().Recorded, err
 }
 
 // cancel ends the request under way; the executor decides what that means.

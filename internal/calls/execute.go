@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,6 +28,8 @@ type execution struct {
 	def     *catalog.Definition
 	conn    sessions.Key
 	target  sessions.Target
+	origins []string // that a question may send a person to
+	round   *round   // what the server asked last and was answered, nil before it asked
 	// plain is a read that lives in memory until it is recorded.
 	plain bool
 	// sendBefore is when the window of a recorded attempt closes, and deadline the
@@ -50,7 +53,8 @@ func (s *Service) newExecution(pl *plan) *execution {
 	return &execution{s: s, key: callKey{p.Tenant, pl.call.ID}, actor: p.Actor(), server: pl.server,
 		subject: contract.Principal{Subject: p.Subject.Value, Source: p.Subject.Source, Groups: p.Groups, Project: p.Project, Role: p.Role.String()},
 		terms:   pl.terms, limits: pl.active.Contract.Limits, def: pl.definition(), done: make(chan struct{}), call: pl.call,
-		conn: connectionKey(pl.server, pl.call), target: targetOf(pl.server, pl.active.Contract)}
+		conn: connectionKey(pl.server, pl.call), target: TargetOf(pl.server, pl.active.Contract),
+		origins: pl.active.Contract.Reverse.ElicitationURL}
 }
 
 func connectionKey(srv catalog.Server, c *Call) sessions.Key {
@@ -63,15 +67,6 @@ func connectionKey(srv catalog.Server, c *Call) sessions.Key {
 		k.Subject = c.Subject
 	}
 	return k
-}
-
-func targetOf(srv catalog.Server, c *contract.Contract) sessions.Target {
-	t := sessions.Target{ServerName: srv.Name, Transport: string(srv.Transport), URL: srv.URL, Runtime: srv.Runtime, Origin: srv.Origin,
-		Versions: c.Versions, DowngradeForbidden: c.DowngradeForbidden, KnownVersion: srv.NewestVersion, KnownEra: srv.Era}
-	if srv.Isolation != catalog.PerTenant {
-		t.LogLevel = c.Reverse.Logging // one user's messages are not for another
-	}
-	return t
 }
 
 // snapshot returns the call as it stands; it must not be changed.
@@ -113,11 +108,17 @@ func (e *execution) run() {
 			o.done()
 			return
 		}
+		if o.asked != nil {
+			if e.meet(&o) {
+				continue
+			}
+			return
+		}
 		f := e.failure(o)
 		step := After(f)
 		if step == Retry {
 			o.done() // only its error is of interest, and there is a pause
-			if e.again(o, f.Delay) {
+			if e.again(o, f.Delay, nil) {
 				continue
 			}
 			f = e.failure(o) // somebody may have cancelled it meanwhile
@@ -164,8 +165,9 @@ func (e *execution) failure(o outcome) Failure {
 	defer e.mu.Unlock()
 	c := e.call
 	f := Failure{Effect: c.Effect, Phase: o.phase, Idempotent: e.terms.Idempotency.Offered() && c.IdempotencyKey != "",
-		StatusQuery: e.terms.StatusQuery != nil, Temporary: o.temporary, Refused: o.refused, Queued: o.queued, Cancelled: e.cancelled, Attempt: c.Attempt,
-		Retries: e.terms.Retry.Max, Left: time.Until(e.deadline), Delay: Delay(c.Attempt, o.retryAfter, rand.Float64())}
+		StatusQuery: e.terms.StatusQuery != nil, Temporary: o.temporary, Refused: o.refused, Queued: o.queued, Cancelled: e.cancelled, Asked: e.round != nil,
+		Attempt: c.tries(),
+		Retries: e.terms.Retry.Max, Left: time.Until(e.deadline), Delay: Delay(c.tries(), o.retryAfter, rand.Float64())}
 	if e.s.work.Err() != nil {
 		f.Temporary = false // this replica stops; nothing new is begun
 	}
@@ -208,7 +210,7 @@ func (e *execution) send() outcome {
 	epoch, window := c.Epoch, e.sendBefore
 	method, params := onWire(c)
 	resp, err := e.s.deps.Sender.Do(ctx, e.conn, e.target, sessions.Request{Method: method, Name: c.Name,
-		Params: params, Meta: e.meta(c), Schema: e.def.InputSchema, ResultBytes: int64(e.limits.ResultBytes),
+		Params: e.round.params(params), Meta: e.meta(c), Schema: e.def.InputSchema, ResultBytes: int64(e.limits.ResultBytes),
 		Timeout: timeout, Queue: queueTime(window), BeforeSend: func() error { return e.s.beforeSend(epoch, window) }})
 	e.mu.Lock()
 	e.stop = nil
@@ -255,8 +257,12 @@ func (s *Service) beforeSend(epoch int64, window time.Time) error {
 	return nil
 }
 
-// again prepares another attempt after the delay and reports whether there is one.
-func (e *execution) again(o outcome, delay time.Duration) bool {
+// again prepares another attempt after the delay, with what the host answered of
+// its own, and reports whether there is one.
+func (e *execution) again(o outcome, delay time.Duration, own *inquiry) bool {
+	if e.s.pace != nil {
+		delay = e.s.pace(delay)
+	}
 	t := time.NewTimer(delay)
 	defer t.Stop()
 	select {
@@ -269,10 +275,10 @@ func (e *execution) again(o outcome, delay time.Duration) bool {
 			return false
 		}
 	}
-	if again, settled := e.againPlain(o); settled {
+	if again, settled := e.againPlain(o, own); settled {
 		return again
 	}
-	err := e.redispatch(o)
+	err := e.redispatch(o, own)
 	if errors.Is(err, errCancelWanted) {
 		e.cancel()
 		return false
@@ -286,7 +292,7 @@ func (e *execution) again(o outcome, delay time.Duration) bool {
 // againPlain counts another attempt of a read in memory, unless the call was
 // cancelled; a read that meanwhile was recorded goes through a transaction like
 // any other call.
-func (e *execution) againPlain(o outcome) (again, settled bool) {
+func (e *execution) againPlain(o outcome, own *inquiry) (again, settled bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.cancelled {
@@ -299,6 +305,10 @@ func (e *execution) againPlain(o outcome) (again, settled bool) {
 	c := *e.call
 	c.Attempts = append([]Attempt(nil), c.Attempts...)
 	c.Attempts[len(c.Attempts)-1].close(o, now)
+	if own != nil {
+		e.round = own.own(e.rounds() + 1)
+		c.Findings = append(slices.Clip(c.Findings), o.findings...)
+	}
 	c.Attempt++
 	c.Attempts = append(c.Attempts, Attempt{Number: c.Attempt, Epoch: c.Epoch, StartTime: now})
 	e.call = &c

@@ -30,8 +30,9 @@ type outcome struct {
 	retryAfter time.Duration
 	findings   []string
 	sideEffect string
-	by         string // where the outcome comes from, if not from the attempt itself
-	release    func() // gives back what the result has of the budget for answers
+	by         string   // where the outcome comes from, if not from the attempt itself
+	release    func()   // gives back what the result has of the budget for answers
+	asked      *inquiry // what the server wants to know first
 }
 
 // done is called once the outcome is recorded or no longer of interest.
@@ -43,8 +44,11 @@ func (o outcome) done() {
 
 // word is how an attempt is filed.
 func (o outcome) word() string {
-	if o.state == Succeeded {
+	switch {
+	case o.state == Succeeded:
 		return string(Succeeded)
+	case o.asked != nil && o.err == nil:
+		return string(InputRequired)
 	}
 	return string(Failed)
 }
@@ -60,12 +64,11 @@ func (e *execution) read(c *Call, r sessions.Response, err error) outcome {
 	switch {
 	case err != nil:
 		e.readFailure(&o, c, r, err)
+	case r.ResultType == sessions.ResultInputRequired, len(r.Asks) > 0:
+		e.readAsks(&o, r)
 	case r.Error != nil:
 		o.phase = Answered
 		o.err = protocolFailure(c.Kind, r.Error)
-	case r.ResultType == sessions.ResultInputRequired:
-		o.phase = Answered
-		o.err = hostError("INPUT_NOT_SUPPORTED", "the server asked for input, which this host does not offer yet")
 	default:
 		e.readResult(&o, c, &r)
 	}

@@ -26,7 +26,8 @@ type found struct {
 // replicas may run it at any time.
 func (s *Service) Sweep(ctx context.Context) error {
 	_, errBury := s.replica.bury(ctx)
-	return errors.Join(errBury, s.reap(ctx), s.claimApproved(ctx), s.resolveDue(ctx), s.obeyCancels(ctx), s.expire(ctx))
+	return errors.Join(errBury, s.reap(ctx), s.claimApproved(ctx), s.claimAnswered(ctx), s.resolveDue(ctx), s.obeyCancels(ctx),
+		s.expire(ctx), s.expireInputs(ctx))
 }
 
 func (s *Service) expire(ctx context.Context) error {
@@ -99,6 +100,9 @@ func (s *Service) takeOver(ctx context.Context, t tenant.ID, id string) error {
 		// Without its contract or server nothing more can be done: say what is known.
 		return s.endReaped(ctx, c, epoch, EndUncertain)
 	}
+	if e.round, err = s.sentRound(ctx, c); err != nil {
+		return err
+	}
 	e.maybe, e.touched, e.cancelled = true, true, c.CancelRequested
 	f := e.failure(outcome{phase: MaybeSent, temporary: true})
 	step := After(f)
@@ -121,7 +125,7 @@ func (s *Service) retryReaped(ctx context.Context, c *Call, e *execution, f Fail
 	mine := *c
 	mine.Epoch = epoch
 	e.call = &mine
-	err = e.redispatch(outcome{phase: MaybeSent, err: hostError("REPLICA_LOST", "the replica that sent it is gone")})
+	err = e.redispatch(outcome{phase: MaybeSent, err: hostError("REPLICA_LOST", "the replica that sent it is gone")}, nil)
 	if err == nil {
 		s.start(e)
 		s.changed(c.Tenant, c.ID)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -28,18 +29,17 @@ func (s *Service) writeEnd(ctx context.Context, tx tenant.Tx, c *Call, entry aud
 	if !resolveAfter.IsZero() {
 		after = &resolveAfter
 	}
-	findings := c.Findings
-	if findings == nil {
-		findings = []string{}
-	}
-	tag, err := tx.Exec(ctx, `
+	err = tx.QueryRow(ctx, `
 		UPDATE calls SET state = $5, result = $6, error = $7, side_effect_id = $8, findings = $9, receipt = $10,
 		       negotiation_us = $11, execution_us = $12, resolve_after = $13,
 		       revision = revision + 1, update_time = clock_timestamp(), finish_time = clock_timestamp()
-		 WHERE tenant_id = $1 AND call_id = $2 AND replica_epoch = $3 AND attempt = $4 AND state = 'DISPATCHING'`,
-		tx.Tenant(), c.ID, c.Epoch, c.Attempt, string(c.State), c.Result, failure, c.SideEffectID, findings, entry.ID(),
-		c.Timings.Negotiation.Microseconds(), c.Timings.Execution.Microseconds(), after)
-	if err != nil || tag.RowsAffected() == 0 {
+		 WHERE tenant_id = $1 AND call_id = $2 AND replica_epoch = $3 AND attempt = $4 AND state = 'DISPATCHING' RETURNING revision`,
+		tx.Tenant(), c.ID, c.Epoch, c.Attempt, string(c.State), c.Result, failure, c.SideEffectID, notNil(c.Findings), entry.ID(),
+		c.Timings.Negotiation.Microseconds(), c.Timings.Execution.Microseconds(), after).Scan(&c.Revision)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	if err != nil {
 		return false, err
 	}
 	c.Receipt = entry.ID()
@@ -160,8 +160,8 @@ func (e *execution) reopen(ctx context.Context, tx tenant.Tx, c *Call) error {
 var errLost = fault.New(fault.Conflict, "CALL_TAKEN", "another replica has taken the call")
 
 // redispatch is the dispatch transaction of a further attempt: every check again
-// but the consent's expiry.
-func (e *execution) redispatch(o outcome) error {
+// but the consent's expiry. own is what the host answered by itself.
+func (e *execution) redispatch(o outcome, own *inquiry) error {
 	ctx, cancel := context.WithTimeout(e.s.work, 10*time.Second)
 	defer cancel()
 	cur := *e.snapshot()
@@ -171,6 +171,14 @@ func (e *execution) redispatch(o outcome) error {
 	cur.Attempts = slices.Clone(cur.Attempts)
 	if n := len(cur.Attempts); n > 0 {
 		cur.Attempts[n-1].close(o, e.s.now())
+	}
+	var sealed sealedRound
+	if own != nil {
+		var err error
+		cur.Findings = append(slices.Clip(cur.Findings), o.findings...)
+		if sealed, err = e.s.sealRound(ctx, &cur, e.rounds()+1, own); err != nil {
+			return err
+		}
 	}
 	err := e.s.deps.DB.InTx(ctx, e.key.tenant, func(ctx context.Context, tx tenant.Tx) error {
 		g, err := e.s.lockGround(ctx, tx, &cur, e)
@@ -189,12 +197,20 @@ func (e *execution) redispatch(o outcome) error {
 		if err := endAttempt(ctx, tx, &cur, o); err != nil {
 			return err
 		}
+		if own != nil {
+			if _, err := e.s.storeRound(ctx, tx, &cur, sealed, inputSent, 0, nil); err != nil {
+				return err
+			}
+		}
 		return e.s.enterDispatch(ctx, tx, &cur, e, e.actor, updateDispatch)
 	})
 	if err != nil && !(cur.Attempt > e.snapshot().Attempt && e.s.committed(ctx, &cur, err)) {
 		return err
 	}
 	cur.Revision++
+	if own != nil {
+		e.round = own.own(sealed.number)
+	}
 	e.mu.Lock()
 	e.call = &cur
 	e.mu.Unlock()

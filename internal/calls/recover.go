@@ -42,7 +42,11 @@ type Failure struct {
 	Queued bool
 	// Cancelled says that a person asked to stop.
 	Cancelled bool
-	// Attempt counts from 1; Retries is the contract's budget of further ones.
+	// Asked says that the server asked for input before: a part of the work may be
+	// done, although this attempt sent nothing.
+	Asked bool
+	// Attempt counts from 1, and anew when the server was answered; Retries is the
+	// contract's budget of further ones.
 	Attempt int
 	Retries int
 	// Left is the time to the call's ceiling, Delay the pause a retry would need.
@@ -71,7 +75,7 @@ const (
 // After decides what follows a failed attempt. It is pure: the same facts give
 // the same step on every replica and after every restart (design 3.2, step 6).
 func After(f Failure) Step {
-	harmless := f.Phase != MaybeSent || f.Effect == Read
+	harmless := f.Effect == Read || f.Phase == Answered || f.Phase == NotSent && !f.Asked
 	if f.Cancelled {
 		switch {
 		case harmless && f.Phase != Answered, f.Effect == Read:

@@ -18,9 +18,12 @@ type (
 // sent is one request that left this host.
 type sent struct {
 	tool, args string
-	method     string
 	key        sessions.Key
 	meta       map[string]json.RawMessage
+	// inputs and state are what a repeated request brings.
+	inputs, state, method string
+	r                     sessions.Request
+	target                sessions.Target
 }
 
 // sender is the server of a test. It runs BeforeSend as the pool does, counts
@@ -42,12 +45,13 @@ func answered(result string) (sessions.Response, error) {
 
 const okResult = `{"content":[{"type":"text","text":"done"}]}`
 
-func (s *sender) Do(ctx context.Context, k sessions.Key, _ sessions.Target, r sessions.Request) (sessions.Response, error) {
-	var p struct{ Arguments json.RawMessage }
+func (s *sender) Do(ctx context.Context, k sessions.Key, t sessions.Target, r sessions.Request) (sessions.Response, error) {
+	var p struct{ Arguments, InputResponses, RequestState json.RawMessage }
 	if err := json.Unmarshal(r.Params, &p); err != nil {
 		panic(err)
 	}
-	one := sent{method: r.Method, tool: r.Name, args: string(p.Arguments), key: k, meta: r.Meta}
+	one := sent{tool: r.Name, args: string(p.Arguments), key: k, meta: r.Meta, inputs: string(p.InputResponses),
+		state: string(p.RequestState), method: r.Method, r: r, target: t}
 	s.mu.Lock()
 	before := s.before
 	s.mu.Unlock()

@@ -67,6 +67,7 @@ type Deps struct {
 	Consent   *consent.Service
 	Sender    Sender
 	Audit     Audit
+	Vault     Vault
 	Signals   Signals
 	Log       *slog.Logger
 	// Observe is told of every call that ends; for metrics. It may be nil.
@@ -85,8 +86,9 @@ type Config struct {
 	Heartbeat, Death, Isolation time.Duration
 	// SendWindow is the time from the dispatch's commit to the first byte (2 s).
 	SendWindow time.Duration
-	// ConsentTTL is how long a question stands (1 h).
-	ConsentTTL time.Duration
+	// ConsentTTL is how long a question to an approver stands (1 h), InputTTL one
+	// that a server asks its user (1 h).
+	ConsentTTL, InputTTL time.Duration
 	// MaxLive bounds the calls in execution in this replica (4,096).
 	MaxLive int
 	// Poll is how often a waiter reads when no signal comes (2 s).
@@ -104,6 +106,7 @@ func (c Config) withDefaults() Config {
 	set(&c.Isolation, 8*time.Second)
 	set(&c.SendWindow, 2*time.Second)
 	set(&c.ConsentTTL, time.Hour)
+	set(&c.InputTTL, time.Hour)
 	set(&c.Poll, 2*time.Second)
 	if c.MaxLive == 0 {
 		c.MaxLive = 4096
@@ -131,6 +134,8 @@ type Service struct {
 	cfg  Config
 	log  *slog.Logger
 	now  func() time.Time
+	// pace shortens the pause before another attempt; tests need not wait.
+	pace func(time.Duration) time.Duration
 
 	replica   *replica
 	hub       *hub
@@ -167,7 +172,7 @@ const (
 // NewService registers this replica and returns the machine.
 func NewService(ctx context.Context, d Deps, c Config) (*Service, error) {
 	if d.DB == nil || d.Sessions == nil || d.Catalog == nil || d.Contracts == nil || d.Consent == nil || d.Sender == nil ||
-		d.Audit == nil || d.Log == nil {
+		d.Audit == nil || d.Vault == nil || d.Log == nil {
 		return nil, errors.New("calls: a part is missing")
 	}
 	s := &Service{deps: d, cfg: c.withDefaults(), log: d.Log, now: time.Now, hub: newHub(), drain: make(chan struct{}),
@@ -291,7 +296,7 @@ func (s *Service) read(ctx context.Context, p tenant.Principal, k callKey) (*Cal
 	if err != nil {
 		return nil, err
 	}
-	return c, nil
+	return s.withQuestions(ctx, c)
 }
 
 // Filter narrows List. Before is the id of the last one seen.

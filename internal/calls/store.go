@@ -223,3 +223,12 @@ func (s *Service) entry(c *Call, kind, actor string, more map[string]any) audit.
 func countCall(ctx context.Context, tx tenant.Tx, c *Call) (int64, error) {
 	return sessions.CountCalls(ctx, tx, c.SessionID, 1)
 }
+
+// noRowIsLost says of a row that is not there as it should be that somebody else
+// had it first.
+func noRowIsLost(err error) error {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return errLost
+	}
+	return err
+}

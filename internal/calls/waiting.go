@@ -168,7 +168,8 @@ func (s *Service) resume(ctx context.Context, c *Call) (*execution, error) {
 		subject: contract.Principal{Subject: c.Subject.Value, Source: c.Subject.Source, Groups: ses.Groups, Project: ses.Project,
 			Role: tenant.RoleService.String()},
 		limits: active.Contract.Limits, def: &catalog.Definition{}, done: make(chan struct{}), call: c,
-		conn: connectionKey(srv, c), target: targetOf(srv, active.Contract)}
+		conn: connectionKey(srv, c), target: TargetOf(srv, active.Contract),
+		origins: active.Contract.Reverse.ElicitationURL}
 	e.deadline = time.Now().Add(e.limits.Ceiling)
 	if c.Ceiling != nil {
 		e.deadline = time.Now().Add(c.Ceiling.Sub(s.now()))

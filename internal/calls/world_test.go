@@ -36,6 +36,7 @@ type world struct {
 	owner   *pgxpool.Pool
 	tenants *tenant.Service
 	audit   *audit.Log
+	vault   *tenant.Vault
 	sender  *sender
 	lister  *lister
 	logs    *logs
@@ -76,7 +77,8 @@ func newWorld(t testing.TB) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.audit, err = audit.New(w.db, tenant.NewVault(w.db, ring), seal.NewSigner(seal.DeriveSeed(make([]byte, 32), "audit")), audit.Options{})
+	w.vault = tenant.NewVault(w.db, ring)
+	w.audit, err = audit.New(w.db, w.vault, seal.NewSigner(seal.DeriveSeed(make([]byte, 32), "audit")), audit.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +146,7 @@ func (w *world) node(cfg Config, change ...func(*Deps)) *node {
 	n.store, err = sessions.NewStore(w.db, finder{n.catalog}, n.consents, w.audit)
 	fail(err)
 	d := Deps{DB: w.db, Sessions: n.store, Catalog: n.catalog, Contracts: n.contracts, Consent: n.consents, Sender: w.sender,
-		Audit: w.audit, Signals: n.signals, Log: slog.New(slog.NewTextHandler(w.logs, nil))}
+		Audit: w.audit, Vault: w.vault, Signals: n.signals, Log: slog.New(slog.NewTextHandler(w.logs, nil))}
 	for _, c := range change {
 		c(&d)
 	}

@@ -26,9 +26,9 @@ type Link struct {
 }
 
 // ParseURL reads the params of an elicitation/create in URL mode. The URL is https,
-// or http to the person's own machine; it carries no credentials and leads to one
-// of the origins. It is never fetched.
-func ParseURL(params []byte, origins []string) (*Link, error) {
+// or http to the person's own machine, and carries no credentials. It is never
+// fetched. Whether it may be followed, LeadsTo says.
+func ParseURL(params []byte) (*Link, error) {
 	m, message, err := read(params)
 	if err != nil {
 		return nil, err
@@ -58,14 +58,14 @@ func ParseURL(params []byte, origins []string) (*Link, error) {
 	if port := u.Port(); port == "" && strings.HasSuffix(l.Host, ":") || port == "443" && u.Scheme == "https" || port == "80" && u.Scheme == "http" {
 		l.Origin = u.Scheme + "://" + strings.TrimSuffix(strings.TrimSuffix(l.Host, port), ":")
 	}
-	if !slices.Contains(origins, l.Origin) {
-		return nil, malformed("url leads to an origin that the contract does not name")
-	}
 	for label := range strings.SplitSeq(host, ".") {
 		l.Punycode = l.Punycode || strings.HasPrefix(label, "xn--")
 	}
 	return l, nil
 }
+
+// LeadsTo reports whether the URL's origin is one of these, as contracts write them.
+func (l *Link) LeadsTo(origins []string) bool { return slices.Contains(origins, l.Origin) }
 
 func isLoopback(host string) bool {
 	if host == "localhost" {

@@ -318,6 +318,177 @@ func (Call_Error_Layer) EnumDescriptor() ([]byte, []int) {
 	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{0, 3, 0}
 }
 
+type Interaction_Kind int32
+
+const (
+	Interaction_KIND_UNSPECIFIED Interaction_Kind = 0
+	// A form to fill in.
+	Interaction_ELICITATION_FORM Interaction_Kind = 1
+	// A URL to open in the user's own browser, after the user agreed to it.
+	Interaction_ELICITATION_URL Interaction_Kind = 2
+	// Messages to have the frontend's model answer.
+	Interaction_SAMPLING Interaction_Kind = 3
+)
+
+// Enum value maps for Interaction_Kind.
+var (
+	Interaction_Kind_name = map[int32]string{
+		0: "KIND_UNSPECIFIED",
+		1: "ELICITATION_FORM",
+		2: "ELICITATION_URL",
+		3: "SAMPLING",
+	}
+	Interaction_Kind_value = map[string]int32{
+		"KIND_UNSPECIFIED": 0,
+		"ELICITATION_FORM": 1,
+		"ELICITATION_URL":  2,
+		"SAMPLING":         3,
+	}
+)
+
+func (x Interaction_Kind) Enum() *Interaction_Kind {
+	p := new(Interaction_Kind)
+	*p = x
+	return p
+}
+
+func (x Interaction_Kind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Interaction_Kind) Descriptor() protoreflect.EnumDescriptor {
+	return file_bulkhead_v1_call_service_proto_enumTypes[5].Descriptor()
+}
+
+func (Interaction_Kind) Type() protoreflect.EnumType {
+	return &file_bulkhead_v1_call_service_proto_enumTypes[5]
+}
+
+func (x Interaction_Kind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Interaction_Kind.Descriptor instead.
+func (Interaction_Kind) EnumDescriptor() ([]byte, []int) {
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{1, 0}
+}
+
+type Interaction_State int32
+
+const (
+	Interaction_STATE_UNSPECIFIED Interaction_State = 0
+	Interaction_PENDING           Interaction_State = 1
+	Interaction_ANSWERED          Interaction_State = 2
+	Interaction_DECLINED          Interaction_State = 3
+	Interaction_CANCELLED         Interaction_State = 4
+	Interaction_EXPIRED           Interaction_State = 5
+	// The server no longer wants to know.
+	Interaction_WITHDRAWN Interaction_State = 6
+)
+
+// Enum value maps for Interaction_State.
+var (
+	Interaction_State_name = map[int32]string{
+		0: "STATE_UNSPECIFIED",
+		1: "PENDING",
+		2: "ANSWERED",
+		3: "DECLINED",
+		4: "CANCELLED",
+		5: "EXPIRED",
+		6: "WITHDRAWN",
+	}
+	Interaction_State_value = map[string]int32{
+		"STATE_UNSPECIFIED": 0,
+		"PENDING":           1,
+		"ANSWERED":          2,
+		"DECLINED":          3,
+		"CANCELLED":         4,
+		"EXPIRED":           5,
+		"WITHDRAWN":         6,
+	}
+)
+
+func (x Interaction_State) Enum() *Interaction_State {
+	p := new(Interaction_State)
+	*p = x
+	return p
+}
+
+func (x Interaction_State) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Interaction_State) Descriptor() protoreflect.EnumDescriptor {
+	return file_bulkhead_v1_call_service_proto_enumTypes[6].Descriptor()
+}
+
+func (Interaction_State) Type() protoreflect.EnumType {
+	return &file_bulkhead_v1_call_service_proto_enumTypes[6]
+}
+
+func (x Interaction_State) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Interaction_State.Descriptor instead.
+func (Interaction_State) EnumDescriptor() ([]byte, []int) {
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{1, 1}
+}
+
+type RespondInteractionRequest_Action int32
+
+const (
+	RespondInteractionRequest_ACTION_UNSPECIFIED RespondInteractionRequest_Action = 0
+	RespondInteractionRequest_ACCEPT             RespondInteractionRequest_Action = 1
+	// An explicit no.
+	RespondInteractionRequest_DECLINE RespondInteractionRequest_Action = 2
+	// Dismissed without a choice.
+	RespondInteractionRequest_CANCEL RespondInteractionRequest_Action = 3
+)
+
+// Enum value maps for RespondInteractionRequest_Action.
+var (
+	RespondInteractionRequest_Action_name = map[int32]string{
+		0: "ACTION_UNSPECIFIED",
+		1: "ACCEPT",
+		2: "DECLINE",
+		3: "CANCEL",
+	}
+	RespondInteractionRequest_Action_value = map[string]int32{
+		"ACTION_UNSPECIFIED": 0,
+		"ACCEPT":             1,
+		"DECLINE":            2,
+		"CANCEL":             3,
+	}
+)
+
+func (x RespondInteractionRequest_Action) Enum() *RespondInteractionRequest_Action {
+	p := new(RespondInteractionRequest_Action)
+	*p = x
+	return p
+}
+
+func (x RespondInteractionRequest_Action) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (RespondInteractionRequest_Action) Descriptor() protoreflect.EnumDescriptor {
+	return file_bulkhead_v1_call_service_proto_enumTypes[7].Descriptor()
+}
+
+func (RespondInteractionRequest_Action) Type() protoreflect.EnumType {
+	return &file_bulkhead_v1_call_service_proto_enumTypes[7]
+}
+
+func (x RespondInteractionRequest_Action) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use RespondInteractionRequest_Action.Descriptor instead.
+func (RespondInteractionRequest_Action) EnumDescriptor() ([]byte, []int) {
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{4, 0}
+}
+
 // Call is one tool call, resource read or prompt get, durable, with its state, attempts and history.
 type Call struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -357,6 +528,9 @@ type Call struct {
 	EndTime      *timestamppb.Timestamp `protobuf:"bytes,24,opt,name=end_time,json=endTime,proto3" json:"end_time,omitempty"`
 	// Whose call it is.
 	Subject string `protobuf:"bytes,25,opt,name=subject,proto3" json:"subject,omitempty"`
+	// What the server asks while the call is INPUT_REQUIRED; lists of calls leave it
+	// out.
+	Interactions []*Interaction `protobuf:"bytes,26,rep,name=interactions,proto3" json:"interactions,omitempty"`
 	// The W3C trace that the proposal came with (traceparent); empty without one. It
 	// goes on to the server.
 	TraceId       string `protobuf:"bytes,30,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
@@ -569,11 +743,376 @@ func (x *Call) GetSubject() string {
 	return ""
 }
 
+func (x *Call) GetInteractions() []*Interaction {
+	if x != nil {
+		return x.Interactions
+	}
+	return nil
+}
+
 func (x *Call) GetTraceId() string {
 	if x != nil {
 		return x.TraceId
 	}
 	return ""
+}
+
+// Interaction is what a server asks its user in the middle of a call. What it says
+// is untrusted: show whose words they are.
+type Interaction struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	InteractionId string                 `protobuf:"bytes,1,opt,name=interaction_id,json=interactionId,proto3" json:"interaction_id,omitempty"`
+	CallId        string                 `protobuf:"bytes,2,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	// Counts from 1 the times that the server asked.
+	Round int32             `protobuf:"varint,3,opt,name=round,proto3" json:"round,omitempty"`
+	Kind  Interaction_Kind  `protobuf:"varint,4,opt,name=kind,proto3,enum=bulkhead.v1.Interaction_Kind" json:"kind,omitempty"`
+	State Interaction_State `protobuf:"varint,5,opt,name=state,proto3,enum=bulkhead.v1.Interaction_State" json:"state,omitempty"`
+	// The server's words; foreign text.
+	Message string `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
+	// Of ELICITATION_FORM.
+	Form *Interaction_Form `protobuf:"bytes,7,opt,name=form,proto3" json:"form,omitempty"`
+	// Of ELICITATION_URL.
+	Link *Interaction_Link `protobuf:"bytes,8,opt,name=link,proto3" json:"link,omitempty"`
+	// Of SAMPLING: messages, maxTokens and what else the server wishes.
+	Sampling *Json `protobuf:"bytes,9,opt,name=sampling,proto3" json:"sampling,omitempty"`
+	// Why Bulkhead answered by itself and shows no question: MALFORMED,
+	// ASKS_FOR_SECRET or URL_REFUSED. Empty when the user is asked.
+	Refusal  string     `protobuf:"bytes,10,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	Findings []*Finding `protobuf:"bytes,11,rep,name=findings,proto3" json:"findings,omitempty"`
+	// Who asks; the name is the tenant's own for the server.
+	Server string `protobuf:"bytes,12,opt,name=server,proto3" json:"server,omitempty"`
+	Origin string `protobuf:"bytes,13,opt,name=origin,proto3" json:"origin,omitempty"`
+	// Always true.
+	Untrusted  bool                   `protobuf:"varint,14,opt,name=untrusted,proto3" json:"untrusted,omitempty"`
+	CreateTime *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	AnswerTime *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=answer_time,json=answerTime,proto3" json:"answer_time,omitempty"`
+	// Empty when nobody answered.
+	AnsweredBy    string `protobuf:"bytes,18,opt,name=answered_by,json=answeredBy,proto3" json:"answered_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Interaction) Reset() {
+	*x = Interaction{}
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Interaction) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Interaction) ProtoMessage() {}
+
+func (x *Interaction) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Interaction.ProtoReflect.Descriptor instead.
+func (*Interaction) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Interaction) GetInteractionId() string {
+	if x != nil {
+		return x.InteractionId
+	}
+	return ""
+}
+
+func (x *Interaction) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
+func (x *Interaction) GetRound() int32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *Interaction) GetKind() Interaction_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return Interaction_KIND_UNSPECIFIED
+}
+
+func (x *Interaction) GetState() Interaction_State {
+	if x != nil {
+		return x.State
+	}
+	return Interaction_STATE_UNSPECIFIED
+}
+
+func (x *Interaction) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Interaction) GetForm() *Interaction_Form {
+	if x != nil {
+		return x.Form
+	}
+	return nil
+}
+
+func (x *Interaction) GetLink() *Interaction_Link {
+	if x != nil {
+		return x.Link
+	}
+	return nil
+}
+
+func (x *Interaction) GetSampling() *Json {
+	if x != nil {
+		return x.Sampling
+	}
+	return nil
+}
+
+func (x *Interaction) GetRefusal() string {
+	if x != nil {
+		return x.Refusal
+	}
+	return ""
+}
+
+func (x *Interaction) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+func (x *Interaction) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *Interaction) GetOrigin() string {
+	if x != nil {
+		return x.Origin
+	}
+	return ""
+}
+
+func (x *Interaction) GetUntrusted() bool {
+	if x != nil {
+		return x.Untrusted
+	}
+	return false
+}
+
+func (x *Interaction) GetCreateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreateTime
+	}
+	return nil
+}
+
+func (x *Interaction) GetExpireTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpireTime
+	}
+	return nil
+}
+
+func (x *Interaction) GetAnswerTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AnswerTime
+	}
+	return nil
+}
+
+func (x *Interaction) GetAnsweredBy() string {
+	if x != nil {
+		return x.AnsweredBy
+	}
+	return ""
+}
+
+type ListInteractionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CallId        string                 `protobuf:"bytes,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListInteractionsRequest) Reset() {
+	*x = ListInteractionsRequest{}
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListInteractionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListInteractionsRequest) ProtoMessage() {}
+
+func (x *ListInteractionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListInteractionsRequest.ProtoReflect.Descriptor instead.
+func (*ListInteractionsRequest) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ListInteractionsRequest) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
+type ListInteractionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Interactions  []*Interaction         `protobuf:"bytes,1,rep,name=interactions,proto3" json:"interactions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListInteractionsResponse) Reset() {
+	*x = ListInteractionsResponse{}
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListInteractionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListInteractionsResponse) ProtoMessage() {}
+
+func (x *ListInteractionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListInteractionsResponse.ProtoReflect.Descriptor instead.
+func (*ListInteractionsResponse) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ListInteractionsResponse) GetInteractions() []*Interaction {
+	if x != nil {
+		return x.Interactions
+	}
+	return nil
+}
+
+type RespondInteractionRequest struct {
+	state         protoimpl.MessageState           `protogen:"open.v1"`
+	CallId        string                           `protobuf:"bytes,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	InteractionId string                           `protobuf:"bytes,2,opt,name=interaction_id,json=interactionId,proto3" json:"interaction_id,omitempty"`
+	Action        RespondInteractionRequest_Action `protobuf:"varint,3,opt,name=action,proto3,enum=bulkhead.v1.RespondInteractionRequest_Action" json:"action,omitempty"`
+	// The fields of an accepted form. What is left out takes the form's default.
+	Content *Json `protobuf:"bytes,4,opt,name=content,proto3" json:"content,omitempty"`
+	// The model's answer to an accepted sampling: role, content, model, stopReason.
+	Result        *Json `protobuf:"bytes,5,opt,name=result,proto3" json:"result,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RespondInteractionRequest) Reset() {
+	*x = RespondInteractionRequest{}
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RespondInteractionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RespondInteractionRequest) ProtoMessage() {}
+
+func (x *RespondInteractionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RespondInteractionRequest.ProtoReflect.Descriptor instead.
+func (*RespondInteractionRequest) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RespondInteractionRequest) GetCallId() string {
+	if x != nil {
+		return x.CallId
+	}
+	return ""
+}
+
+func (x *RespondInteractionRequest) GetInteractionId() string {
+	if x != nil {
+		return x.InteractionId
+	}
+	return ""
+}
+
+func (x *RespondInteractionRequest) GetAction() RespondInteractionRequest_Action {
+	if x != nil {
+		return x.Action
+	}
+	return RespondInteractionRequest_ACTION_UNSPECIFIED
+}
+
+func (x *RespondInteractionRequest) GetContent() *Json {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *RespondInteractionRequest) GetResult() *Json {
+	if x != nil {
+		return x.Result
+	}
+	return nil
 }
 
 type CreateCallRequest struct {
@@ -602,7 +1141,7 @@ type CreateCallRequest struct {
 
 func (x *CreateCallRequest) Reset() {
 	*x = CreateCallRequest{}
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[1]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -614,7 +1153,7 @@ func (x *CreateCallRequest) String() string {
 func (*CreateCallRequest) ProtoMessage() {}
 
 func (x *CreateCallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[1]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -627,7 +1166,7 @@ func (x *CreateCallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCallRequest.ProtoReflect.Descriptor instead.
 func (*CreateCallRequest) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{1}
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CreateCallRequest) GetSessionId() string {
@@ -700,7 +1239,7 @@ type GetCallRequest struct {
 
 func (x *GetCallRequest) Reset() {
 	*x = GetCallRequest{}
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[2]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -712,7 +1251,7 @@ func (x *GetCallRequest) String() string {
 func (*GetCallRequest) ProtoMessage() {}
 
 func (x *GetCallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[2]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -725,7 +1264,7 @@ func (x *GetCallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCallRequest.ProtoReflect.Descriptor instead.
 func (*GetCallRequest) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{2}
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetCallRequest) GetCallId() string {
@@ -765,7 +1304,7 @@ type ListCallsRequest struct {
 
 func (x *ListCallsRequest) Reset() {
 	*x = ListCallsRequest{}
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[3]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +1316,7 @@ func (x *ListCallsRequest) String() string {
 func (*ListCallsRequest) ProtoMessage() {}
 
 func (x *ListCallsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[3]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +1329,7 @@ func (x *ListCallsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCallsRequest.ProtoReflect.Descriptor instead.
 func (*ListCallsRequest) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{3}
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListCallsRequest) GetSessionId() string {
@@ -838,7 +1377,7 @@ type ListCallsResponse struct {
 
 func (x *ListCallsResponse) Reset() {
 	*x = ListCallsResponse{}
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[4]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -850,7 +1389,7 @@ func (x *ListCallsResponse) String() string {
 func (*ListCallsResponse) ProtoMessage() {}
 
 func (x *ListCallsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[4]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -863,7 +1402,7 @@ func (x *ListCallsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCallsResponse.ProtoReflect.Descriptor instead.
 func (*ListCallsResponse) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{4}
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListCallsResponse) GetCalls() []*Call {
@@ -889,7 +1428,7 @@ type CancelCallRequest struct {
 
 func (x *CancelCallRequest) Reset() {
 	*x = CancelCallRequest{}
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[5]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -901,7 +1440,7 @@ func (x *CancelCallRequest) String() string {
 func (*CancelCallRequest) ProtoMessage() {}
 
 func (x *CancelCallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[5]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -914,7 +1453,7 @@ func (x *CancelCallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelCallRequest.ProtoReflect.Descriptor instead.
 func (*CancelCallRequest) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{5}
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CancelCallRequest) GetCallId() string {
@@ -937,7 +1476,7 @@ type Call_Question struct {
 
 func (x *Call_Question) Reset() {
 	*x = Call_Question{}
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[6]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1488,7 @@ func (x *Call_Question) String() string {
 func (*Call_Question) ProtoMessage() {}
 
 func (x *Call_Question) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[6]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1007,7 +1546,7 @@ type Call_Attempt struct {
 
 func (x *Call_Attempt) Reset() {
 	*x = Call_Attempt{}
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[7]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1019,7 +1558,7 @@ func (x *Call_Attempt) String() string {
 func (*Call_Attempt) ProtoMessage() {}
 
 func (x *Call_Attempt) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[7]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1097,7 +1636,7 @@ type Call_Timings struct {
 
 func (x *Call_Timings) Reset() {
 	*x = Call_Timings{}
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[8]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1648,7 @@ func (x *Call_Timings) String() string {
 func (*Call_Timings) ProtoMessage() {}
 
 func (x *Call_Timings) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[8]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1706,7 @@ type Call_Error struct {
 
 func (x *Call_Error) Reset() {
 	*x = Call_Error{}
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[9]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1179,7 +1718,7 @@ func (x *Call_Error) String() string {
 func (*Call_Error) ProtoMessage() {}
 
 func (x *Call_Error) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[9]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1241,7 +1780,7 @@ type Call_Source struct {
 
 func (x *Call_Source) Reset() {
 	*x = Call_Source{}
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[10]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1253,7 +1792,7 @@ func (x *Call_Source) String() string {
 func (*Call_Source) ProtoMessage() {}
 
 func (x *Call_Source) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[10]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,11 +1864,112 @@ func (x *Call_Source) GetPrompt() string {
 	return ""
 }
 
+// Form is shown as fields; the answer is an object of them.
+type Interaction_Form struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A flat JSON Schema, as the server sent it.
+	RequestedSchema *Json `protobuf:"bytes,1,opt,name=requested_schema,json=requestedSchema,proto3" json:"requested_schema,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Interaction_Form) Reset() {
+	*x = Interaction_Form{}
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Interaction_Form) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Interaction_Form) ProtoMessage() {}
+
+func (x *Interaction_Form) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Interaction_Form.ProtoReflect.Descriptor instead.
+func (*Interaction_Form) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{1, 0}
+}
+
+func (x *Interaction_Form) GetRequestedSchema() *Json {
+	if x != nil {
+		return x.RequestedSchema
+	}
+	return nil
+}
+
+// Link leads out of the product. ACCEPT means that the user agreed to open it.
+type Interaction_Link struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// All of it is shown before the user agrees; it is never fetched by Bulkhead.
+	Url string `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
+	// Its host and port, to be shown apart.
+	Host          string `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Interaction_Link) Reset() {
+	*x = Interaction_Link{}
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Interaction_Link) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Interaction_Link) ProtoMessage() {}
+
+func (x *Interaction_Link) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Interaction_Link.ProtoReflect.Descriptor instead.
+func (*Interaction_Link) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{1, 1}
+}
+
+func (x *Interaction_Link) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *Interaction_Link) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
 var File_bulkhead_v1_call_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1ebulkhead/v1/call_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcf\x14\n" +
+	"\x1ebulkhead/v1/call_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\x15\n" +
 	"\x04Call\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\tR\x06callId\x12\x1d\n" +
 	"\n" +
@@ -1360,7 +2000,8 @@ const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"\vupdate_time\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"updateTime\x125\n" +
 	"\bend_time\x18\x18 \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12\x18\n" +
-	"\asubject\x18\x19 \x01(\tR\asubject\x12\x19\n" +
+	"\asubject\x18\x19 \x01(\tR\asubject\x12<\n" +
+	"\finteractions\x18\x1a \x03(\v2\x18.bulkhead.v1.InteractionR\finteractions\x12\x19\n" +
 	"\btrace_id\x18\x1e \x01(\tR\atraceId\x1ax\n" +
 	"\bQuestion\x12\x1d\n" +
 	"\n" +
@@ -1433,7 +2074,67 @@ const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"\x14RECORDED_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aDURABLE\x10\x01\x12\n" +
 	"\n" +
-	"\x06QUEUED\x10\x02\"\xb5\x03\n" +
+	"\x06QUEUED\x10\x02\"\xac\b\n" +
+	"\vInteraction\x12%\n" +
+	"\x0einteraction_id\x18\x01 \x01(\tR\rinteractionId\x12\x17\n" +
+	"\acall_id\x18\x02 \x01(\tR\x06callId\x12\x14\n" +
+	"\x05round\x18\x03 \x01(\x05R\x05round\x121\n" +
+	"\x04kind\x18\x04 \x01(\x0e2\x1d.bulkhead.v1.Interaction.KindR\x04kind\x124\n" +
+	"\x05state\x18\x05 \x01(\x0e2\x1e.bulkhead.v1.Interaction.StateR\x05state\x12\x18\n" +
+	"\amessage\x18\x06 \x01(\tR\amessage\x121\n" +
+	"\x04form\x18\a \x01(\v2\x1d.bulkhead.v1.Interaction.FormR\x04form\x121\n" +
+	"\x04link\x18\b \x01(\v2\x1d.bulkhead.v1.Interaction.LinkR\x04link\x12-\n" +
+	"\bsampling\x18\t \x01(\v2\x11.bulkhead.v1.JsonR\bsampling\x12\x18\n" +
+	"\arefusal\x18\n" +
+	" \x01(\tR\arefusal\x120\n" +
+	"\bfindings\x18\v \x03(\v2\x14.bulkhead.v1.FindingR\bfindings\x12\x16\n" +
+	"\x06server\x18\f \x01(\tR\x06server\x12\x16\n" +
+	"\x06origin\x18\r \x01(\tR\x06origin\x12\x1c\n" +
+	"\tuntrusted\x18\x0e \x01(\bR\tuntrusted\x12;\n" +
+	"\vcreate_time\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"createTime\x12;\n" +
+	"\vexpire_time\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"expireTime\x12;\n" +
+	"\vanswer_time\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"answerTime\x12\x1f\n" +
+	"\vanswered_by\x18\x12 \x01(\tR\n" +
+	"answeredBy\x1aD\n" +
+	"\x04Form\x12<\n" +
+	"\x10requested_schema\x18\x01 \x01(\v2\x11.bulkhead.v1.JsonR\x0frequestedSchema\x1a,\n" +
+	"\x04Link\x12\x10\n" +
+	"\x03url\x18\x01 \x01(\tR\x03url\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\"U\n" +
+	"\x04Kind\x12\x14\n" +
+	"\x10KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10ELICITATION_FORM\x10\x01\x12\x13\n" +
+	"\x0fELICITATION_URL\x10\x02\x12\f\n" +
+	"\bSAMPLING\x10\x03\"r\n" +
+	"\x05State\x12\x15\n" +
+	"\x11STATE_UNSPECIFIED\x10\x00\x12\v\n" +
+	"\aPENDING\x10\x01\x12\f\n" +
+	"\bANSWERED\x10\x02\x12\f\n" +
+	"\bDECLINED\x10\x03\x12\r\n" +
+	"\tCANCELLED\x10\x04\x12\v\n" +
+	"\aEXPIRED\x10\x05\x12\r\n" +
+	"\tWITHDRAWN\x10\x06\"X\n" +
+	"\x17ListInteractionsRequest\x12=\n" +
+	"\acall_id\x18\x01 \x01(\tB$\xbaH!r\x1f2\x1d^call_[0-9a-hjkmnp-tv-z]{26}$R\x06callId\"X\n" +
+	"\x18ListInteractionsResponse\x12<\n" +
+	"\finteractions\x18\x01 \x03(\v2\x18.bulkhead.v1.InteractionR\finteractions\"\x98\x03\n" +
+	"\x19RespondInteractionRequest\x12=\n" +
+	"\acall_id\x18\x01 \x01(\tB$\xbaH!r\x1f2\x1d^call_[0-9a-hjkmnp-tv-z]{26}$R\x06callId\x12J\n" +
+	"\x0einteraction_id\x18\x02 \x01(\tB#\xbaH r\x1e2\x1c^int_[0-9a-hjkmnp-tv-z]{26}$R\rinteractionId\x12Q\n" +
+	"\x06action\x18\x03 \x01(\x0e2-.bulkhead.v1.RespondInteractionRequest.ActionB\n" +
+	"\xbaH\a\x82\x01\x04\x10\x01 \x00R\x06action\x12+\n" +
+	"\acontent\x18\x04 \x01(\v2\x11.bulkhead.v1.JsonR\acontent\x12)\n" +
+	"\x06result\x18\x05 \x01(\v2\x11.bulkhead.v1.JsonR\x06result\"E\n" +
+	"\x06Action\x12\x16\n" +
+	"\x12ACTION_UNSPECIFIED\x10\x00\x12\n" +
+	"\n" +
+	"\x06ACCEPT\x10\x01\x12\v\n" +
+	"\aDECLINE\x10\x02\x12\n" +
+	"\n" +
+	"\x06CANCEL\x10\x03\"\xb5\x03\n" +
 	"\x11CreateCallRequest\x12B\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\x12R\n" +
@@ -1462,14 +2163,16 @@ const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"\x05calls\x18\x01 \x03(\v2\x11.bulkhead.v1.CallR\x05calls\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"R\n" +
 	"\x11CancelCallRequest\x12=\n" +
-	"\acall_id\x18\x01 \x01(\tB$\xbaH!r\x1f2\x1d^call_[0-9a-hjkmnp-tv-z]{26}$R\x06callId2\xaf\x03\n" +
+	"\acall_id\x18\x01 \x01(\tB$\xbaH!r\x1f2\x1d^call_[0-9a-hjkmnp-tv-z]{26}$R\x06callId2\xda\x05\n" +
 	"\vCallService\x12k\n" +
 	"\n" +
 	"CreateCall\x12\x1e.bulkhead.v1.CreateCallRequest\x1a\x11.bulkhead.v1.Call\"*\x82\xd3\xe4\x93\x02$:\x01*\"\x1f/v1/sessions/{session_id}/calls\x12V\n" +
 	"\aGetCall\x12\x1b.bulkhead.v1.GetCallRequest\x1a\x11.bulkhead.v1.Call\"\x1b\x82\xd3\xe4\x93\x02\x15\x12\x13/v1/calls/{call_id}\x12s\n" +
 	"\tListCalls\x12\x1d.bulkhead.v1.ListCallsRequest\x1a\x1e.bulkhead.v1.ListCallsResponse\"'\x82\xd3\xe4\x93\x02!\x12\x1f/v1/sessions/{session_id}/calls\x12f\n" +
 	"\n" +
-	"CancelCall\x12\x1e.bulkhead.v1.CancelCallRequest\x1a\x11.bulkhead.v1.Call\"%\x82\xd3\xe4\x93\x02\x1f:\x01*\"\x1a/v1/calls/{call_id}:cancelBCZAgithub.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1;bulkheadv1b\x06proto3"
+	"CancelCall\x12\x1e.bulkhead.v1.CancelCallRequest\x1a\x11.bulkhead.v1.Call\"%\x82\xd3\xe4\x93\x02\x1f:\x01*\"\x1a/v1/calls/{call_id}:cancel\x12\x89\x01\n" +
+	"\x10ListInteractions\x12$.bulkhead.v1.ListInteractionsRequest\x1a%.bulkhead.v1.ListInteractionsResponse\"(\x82\xd3\xe4\x93\x02\"\x12 /v1/calls/{call_id}/interactions\x12\x9c\x01\n" +
+	"\x12RespondInteraction\x12&.bulkhead.v1.RespondInteractionRequest\x1a\x18.bulkhead.v1.Interaction\"D\x82\xd3\xe4\x93\x02>:\x01*\"9/v1/calls/{call_id}/interactions/{interaction_id}:respondBCZAgithub.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1;bulkheadv1b\x06proto3"
 
 var (
 	file_bulkhead_v1_call_service_proto_rawDescOnce sync.Once
@@ -1483,78 +2186,106 @@ func file_bulkhead_v1_call_service_proto_rawDescGZIP() []byte {
 	return file_bulkhead_v1_call_service_proto_rawDescData
 }
 
-var file_bulkhead_v1_call_service_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_bulkhead_v1_call_service_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_bulkhead_v1_call_service_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
+var file_bulkhead_v1_call_service_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_bulkhead_v1_call_service_proto_goTypes = []any{
-	(Call_Kind)(0),                // 0: bulkhead.v1.Call.Kind
-	(Call_State)(0),               // 1: bulkhead.v1.Call.State
-	(Call_Recorded)(0),            // 2: bulkhead.v1.Call.Recorded
-	(Call_Attempt_Phase)(0),       // 3: bulkhead.v1.Call.Attempt.Phase
-	(Call_Error_Layer)(0),         // 4: bulkhead.v1.Call.Error.Layer
-	(*Call)(nil),                  // 5: bulkhead.v1.Call
-	(*CreateCallRequest)(nil),     // 6: bulkhead.v1.CreateCallRequest
-	(*GetCallRequest)(nil),        // 7: bulkhead.v1.GetCallRequest
-	(*ListCallsRequest)(nil),      // 8: bulkhead.v1.ListCallsRequest
-	(*ListCallsResponse)(nil),     // 9: bulkhead.v1.ListCallsResponse
-	(*CancelCallRequest)(nil),     // 10: bulkhead.v1.CancelCallRequest
-	(*Call_Question)(nil),         // 11: bulkhead.v1.Call.Question
-	(*Call_Attempt)(nil),          // 12: bulkhead.v1.Call.Attempt
-	(*Call_Timings)(nil),          // 13: bulkhead.v1.Call.Timings
-	(*Call_Error)(nil),            // 14: bulkhead.v1.Call.Error
-	(*Call_Source)(nil),           // 15: bulkhead.v1.Call.Source
-	(Tool_Effect)(0),              // 16: bulkhead.v1.Tool.Effect
-	(*Json)(nil),                  // 17: bulkhead.v1.Json
-	(*Decision)(nil),              // 18: bulkhead.v1.Decision
-	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
-	(*Finding)(nil),               // 21: bulkhead.v1.Finding
+	(Call_Kind)(0),                        // 0: bulkhead.v1.Call.Kind
+	(Call_State)(0),                       // 1: bulkhead.v1.Call.State
+	(Call_Recorded)(0),                    // 2: bulkhead.v1.Call.Recorded
+	(Call_Attempt_Phase)(0),               // 3: bulkhead.v1.Call.Attempt.Phase
+	(Call_Error_Layer)(0),                 // 4: bulkhead.v1.Call.Error.Layer
+	(Interaction_Kind)(0),                 // 5: bulkhead.v1.Interaction.Kind
+	(Interaction_State)(0),                // 6: bulkhead.v1.Interaction.State
+	(RespondInteractionRequest_Action)(0), // 7: bulkhead.v1.RespondInteractionRequest.Action
+	(*Call)(nil),                          // 8: bulkhead.v1.Call
+	(*Interaction)(nil),                   // 9: bulkhead.v1.Interaction
+	(*ListInteractionsRequest)(nil),       // 10: bulkhead.v1.ListInteractionsRequest
+	(*ListInteractionsResponse)(nil),      // 11: bulkhead.v1.ListInteractionsResponse
+	(*RespondInteractionRequest)(nil),     // 12: bulkhead.v1.RespondInteractionRequest
+	(*CreateCallRequest)(nil),             // 13: bulkhead.v1.CreateCallRequest
+	(*GetCallRequest)(nil),                // 14: bulkhead.v1.GetCallRequest
+	(*ListCallsRequest)(nil),              // 15: bulkhead.v1.ListCallsRequest
+	(*ListCallsResponse)(nil),             // 16: bulkhead.v1.ListCallsResponse
+	(*CancelCallRequest)(nil),             // 17: bulkhead.v1.CancelCallRequest
+	(*Call_Question)(nil),                 // 18: bulkhead.v1.Call.Question
+	(*Call_Attempt)(nil),                  // 19: bulkhead.v1.Call.Attempt
+	(*Call_Timings)(nil),                  // 20: bulkhead.v1.Call.Timings
+	(*Call_Error)(nil),                    // 21: bulkhead.v1.Call.Error
+	(*Call_Source)(nil),                   // 22: bulkhead.v1.Call.Source
+	(*Interaction_Form)(nil),              // 23: bulkhead.v1.Interaction.Form
+	(*Interaction_Link)(nil),              // 24: bulkhead.v1.Interaction.Link
+	(Tool_Effect)(0),                      // 25: bulkhead.v1.Tool.Effect
+	(*Json)(nil),                          // 26: bulkhead.v1.Json
+	(*Decision)(nil),                      // 27: bulkhead.v1.Decision
+	(*timestamppb.Timestamp)(nil),         // 28: google.protobuf.Timestamp
+	(*Finding)(nil),                       // 29: bulkhead.v1.Finding
+	(*durationpb.Duration)(nil),           // 30: google.protobuf.Duration
 }
 var file_bulkhead_v1_call_service_proto_depIdxs = []int32{
 	0,  // 0: bulkhead.v1.Call.kind:type_name -> bulkhead.v1.Call.Kind
-	16, // 1: bulkhead.v1.Call.effect:type_name -> bulkhead.v1.Tool.Effect
-	17, // 2: bulkhead.v1.Call.arguments:type_name -> bulkhead.v1.Json
+	25, // 1: bulkhead.v1.Call.effect:type_name -> bulkhead.v1.Tool.Effect
+	26, // 2: bulkhead.v1.Call.arguments:type_name -> bulkhead.v1.Json
 	1,  // 3: bulkhead.v1.Call.state:type_name -> bulkhead.v1.Call.State
-	18, // 4: bulkhead.v1.Call.decision:type_name -> bulkhead.v1.Decision
-	11, // 5: bulkhead.v1.Call.consent:type_name -> bulkhead.v1.Call.Question
-	12, // 6: bulkhead.v1.Call.attempts:type_name -> bulkhead.v1.Call.Attempt
-	13, // 7: bulkhead.v1.Call.timings:type_name -> bulkhead.v1.Call.Timings
-	17, // 8: bulkhead.v1.Call.result:type_name -> bulkhead.v1.Json
-	14, // 9: bulkhead.v1.Call.error:type_name -> bulkhead.v1.Call.Error
-	15, // 10: bulkhead.v1.Call.source:type_name -> bulkhead.v1.Call.Source
+	27, // 4: bulkhead.v1.Call.decision:type_name -> bulkhead.v1.Decision
+	18, // 5: bulkhead.v1.Call.consent:type_name -> bulkhead.v1.Call.Question
+	19, // 6: bulkhead.v1.Call.attempts:type_name -> bulkhead.v1.Call.Attempt
+	20, // 7: bulkhead.v1.Call.timings:type_name -> bulkhead.v1.Call.Timings
+	26, // 8: bulkhead.v1.Call.result:type_name -> bulkhead.v1.Json
+	21, // 9: bulkhead.v1.Call.error:type_name -> bulkhead.v1.Call.Error
+	22, // 10: bulkhead.v1.Call.source:type_name -> bulkhead.v1.Call.Source
 	2,  // 11: bulkhead.v1.Call.recorded:type_name -> bulkhead.v1.Call.Recorded
-	19, // 12: bulkhead.v1.Call.create_time:type_name -> google.protobuf.Timestamp
-	19, // 13: bulkhead.v1.Call.update_time:type_name -> google.protobuf.Timestamp
-	19, // 14: bulkhead.v1.Call.end_time:type_name -> google.protobuf.Timestamp
-	17, // 15: bulkhead.v1.CreateCallRequest.arguments:type_name -> bulkhead.v1.Json
-	20, // 16: bulkhead.v1.CreateCallRequest.wait:type_name -> google.protobuf.Duration
-	20, // 17: bulkhead.v1.GetCallRequest.wait:type_name -> google.protobuf.Duration
-	1,  // 18: bulkhead.v1.ListCallsRequest.state:type_name -> bulkhead.v1.Call.State
-	0,  // 19: bulkhead.v1.ListCallsRequest.kind:type_name -> bulkhead.v1.Call.Kind
-	5,  // 20: bulkhead.v1.ListCallsResponse.calls:type_name -> bulkhead.v1.Call
-	19, // 21: bulkhead.v1.Call.Question.expire_time:type_name -> google.protobuf.Timestamp
-	3,  // 22: bulkhead.v1.Call.Attempt.phase:type_name -> bulkhead.v1.Call.Attempt.Phase
-	19, // 23: bulkhead.v1.Call.Attempt.start_time:type_name -> google.protobuf.Timestamp
-	19, // 24: bulkhead.v1.Call.Attempt.end_time:type_name -> google.protobuf.Timestamp
-	20, // 25: bulkhead.v1.Call.Timings.negotiation:type_name -> google.protobuf.Duration
-	20, // 26: bulkhead.v1.Call.Timings.discovery:type_name -> google.protobuf.Duration
-	20, // 27: bulkhead.v1.Call.Timings.decision:type_name -> google.protobuf.Duration
-	20, // 28: bulkhead.v1.Call.Timings.execution:type_name -> google.protobuf.Duration
-	4,  // 29: bulkhead.v1.Call.Error.layer:type_name -> bulkhead.v1.Call.Error.Layer
-	17, // 30: bulkhead.v1.Call.Error.data:type_name -> bulkhead.v1.Json
-	21, // 31: bulkhead.v1.Call.Source.findings:type_name -> bulkhead.v1.Finding
-	6,  // 32: bulkhead.v1.CallService.CreateCall:input_type -> bulkhead.v1.CreateCallRequest
-	7,  // 33: bulkhead.v1.CallService.GetCall:input_type -> bulkhead.v1.GetCallRequest
-	8,  // 34: bulkhead.v1.CallService.ListCalls:input_type -> bulkhead.v1.ListCallsRequest
-	10, // 35: bulkhead.v1.CallService.CancelCall:input_type -> bulkhead.v1.CancelCallRequest
-	5,  // 36: bulkhead.v1.CallService.CreateCall:output_type -> bulkhead.v1.Call
-	5,  // 37: bulkhead.v1.CallService.GetCall:output_type -> bulkhead.v1.Call
-	9,  // 38: bulkhead.v1.CallService.ListCalls:output_type -> bulkhead.v1.ListCallsResponse
-	5,  // 39: bulkhead.v1.CallService.CancelCall:output_type -> bulkhead.v1.Call
-	36, // [36:40] is the sub-list for method output_type
-	32, // [32:36] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	28, // 12: bulkhead.v1.Call.create_time:type_name -> google.protobuf.Timestamp
+	28, // 13: bulkhead.v1.Call.update_time:type_name -> google.protobuf.Timestamp
+	28, // 14: bulkhead.v1.Call.end_time:type_name -> google.protobuf.Timestamp
+	9,  // 15: bulkhead.v1.Call.interactions:type_name -> bulkhead.v1.Interaction
+	5,  // 16: bulkhead.v1.Interaction.kind:type_name -> bulkhead.v1.Interaction.Kind
+	6,  // 17: bulkhead.v1.Interaction.state:type_name -> bulkhead.v1.Interaction.State
+	23, // 18: bulkhead.v1.Interaction.form:type_name -> bulkhead.v1.Interaction.Form
+	24, // 19: bulkhead.v1.Interaction.link:type_name -> bulkhead.v1.Interaction.Link
+	26, // 20: bulkhead.v1.Interaction.sampling:type_name -> bulkhead.v1.Json
+	29, // 21: bulkhead.v1.Interaction.findings:type_name -> bulkhead.v1.Finding
+	28, // 22: bulkhead.v1.Interaction.create_time:type_name -> google.protobuf.Timestamp
+	28, // 23: bulkhead.v1.Interaction.expire_time:type_name -> google.protobuf.Timestamp
+	28, // 24: bulkhead.v1.Interaction.answer_time:type_name -> google.protobuf.Timestamp
+	9,  // 25: bulkhead.v1.ListInteractionsResponse.interactions:type_name -> bulkhead.v1.Interaction
+	7,  // 26: bulkhead.v1.RespondInteractionRequest.action:type_name -> bulkhead.v1.RespondInteractionRequest.Action
+	26, // 27: bulkhead.v1.RespondInteractionRequest.content:type_name -> bulkhead.v1.Json
+	26, // 28: bulkhead.v1.RespondInteractionRequest.result:type_name -> bulkhead.v1.Json
+	26, // 29: bulkhead.v1.CreateCallRequest.arguments:type_name -> bulkhead.v1.Json
+	30, // 30: bulkhead.v1.CreateCallRequest.wait:type_name -> google.protobuf.Duration
+	30, // 31: bulkhead.v1.GetCallRequest.wait:type_name -> google.protobuf.Duration
+	1,  // 32: bulkhead.v1.ListCallsRequest.state:type_name -> bulkhead.v1.Call.State
+	0,  // 33: bulkhead.v1.ListCallsRequest.kind:type_name -> bulkhead.v1.Call.Kind
+	8,  // 34: bulkhead.v1.ListCallsResponse.calls:type_name -> bulkhead.v1.Call
+	28, // 35: bulkhead.v1.Call.Question.expire_time:type_name -> google.protobuf.Timestamp
+	3,  // 36: bulkhead.v1.Call.Attempt.phase:type_name -> bulkhead.v1.Call.Attempt.Phase
+	28, // 37: bulkhead.v1.Call.Attempt.start_time:type_name -> google.protobuf.Timestamp
+	28, // 38: bulkhead.v1.Call.Attempt.end_time:type_name -> google.protobuf.Timestamp
+	30, // 39: bulkhead.v1.Call.Timings.negotiation:type_name -> google.protobuf.Duration
+	30, // 40: bulkhead.v1.Call.Timings.discovery:type_name -> google.protobuf.Duration
+	30, // 41: bulkhead.v1.Call.Timings.decision:type_name -> google.protobuf.Duration
+	30, // 42: bulkhead.v1.Call.Timings.execution:type_name -> google.protobuf.Duration
+	4,  // 43: bulkhead.v1.Call.Error.layer:type_name -> bulkhead.v1.Call.Error.Layer
+	26, // 44: bulkhead.v1.Call.Error.data:type_name -> bulkhead.v1.Json
+	29, // 45: bulkhead.v1.Call.Source.findings:type_name -> bulkhead.v1.Finding
+	26, // 46: bulkhead.v1.Interaction.Form.requested_schema:type_name -> bulkhead.v1.Json
+	13, // 47: bulkhead.v1.CallService.CreateCall:input_type -> bulkhead.v1.CreateCallRequest
+	14, // 48: bulkhead.v1.CallService.GetCall:input_type -> bulkhead.v1.GetCallRequest
+	15, // 49: bulkhead.v1.CallService.ListCalls:input_type -> bulkhead.v1.ListCallsRequest
+	17, // 50: bulkhead.v1.CallService.CancelCall:input_type -> bulkhead.v1.CancelCallRequest
+	10, // 51: bulkhead.v1.CallService.ListInteractions:input_type -> bulkhead.v1.ListInteractionsRequest
+	12, // 52: bulkhead.v1.CallService.RespondInteraction:input_type -> bulkhead.v1.RespondInteractionRequest
+	8,  // 53: bulkhead.v1.CallService.CreateCall:output_type -> bulkhead.v1.Call
+	8,  // 54: bulkhead.v1.CallService.GetCall:output_type -> bulkhead.v1.Call
+	16, // 55: bulkhead.v1.CallService.ListCalls:output_type -> bulkhead.v1.ListCallsResponse
+	8,  // 56: bulkhead.v1.CallService.CancelCall:output_type -> bulkhead.v1.Call
+	11, // 57: bulkhead.v1.CallService.ListInteractions:output_type -> bulkhead.v1.ListInteractionsResponse
+	9,  // 58: bulkhead.v1.CallService.RespondInteraction:output_type -> bulkhead.v1.Interaction
+	53, // [53:59] is the sub-list for method output_type
+	47, // [47:53] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_bulkhead_v1_call_service_proto_init() }
@@ -1570,8 +2301,8 @@ func file_bulkhead_v1_call_service_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bulkhead_v1_call_service_proto_rawDesc), len(file_bulkhead_v1_call_service_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   11,
+			NumEnums:      8,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

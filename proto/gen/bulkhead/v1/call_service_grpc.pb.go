@@ -19,10 +19,12 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	CallService_CreateCall_FullMethodName = "/bulkhead.v1.CallService/CreateCall"
-	CallService_GetCall_FullMethodName    = "/bulkhead.v1.CallService/GetCall"
-	CallService_ListCalls_FullMethodName  = "/bulkhead.v1.CallService/ListCalls"
-	CallService_CancelCall_FullMethodName = "/bulkhead.v1.CallService/CancelCall"
+	CallService_CreateCall_FullMethodName         = "/bulkhead.v1.CallService/CreateCall"
+	CallService_GetCall_FullMethodName            = "/bulkhead.v1.CallService/GetCall"
+	CallService_ListCalls_FullMethodName          = "/bulkhead.v1.CallService/ListCalls"
+	CallService_CancelCall_FullMethodName         = "/bulkhead.v1.CallService/CancelCall"
+	CallService_ListInteractions_FullMethodName   = "/bulkhead.v1.CallService/ListInteractions"
+	CallService_RespondInteraction_FullMethodName = "/bulkhead.v1.CallService/RespondInteraction"
 )
 
 // CallServiceClient is the client API for CallService service.
@@ -44,6 +46,11 @@ type CallServiceClient interface {
 	// CancelCall stops waiting and tells the server. What may have been executed
 	// is UNCERTAIN, never CANCELLED.
 	CancelCall(ctx context.Context, in *CancelCallRequest, opts ...grpc.CallOption) (*Call, error)
+	// ListInteractions returns what the server asked during a call, oldest first.
+	ListInteractions(ctx context.Context, in *ListInteractionsRequest, opts ...grpc.CallOption) (*ListInteractionsResponse, error)
+	// RespondInteraction answers what the server asked, once; only the call's own
+	// user may. With the last answer the call goes on.
+	RespondInteraction(ctx context.Context, in *RespondInteractionRequest, opts ...grpc.CallOption) (*Interaction, error)
 }
 
 type callServiceClient struct {
@@ -94,6 +101,26 @@ func (c *callServiceClient) CancelCall(ctx context.Context, in *CancelCallReques
 	return out, nil
 }
 
+func (c *callServiceClient) ListInteractions(ctx context.Context, in *ListInteractionsRequest, opts ...grpc.CallOption) (*ListInteractionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListInteractionsResponse)
+	err := c.cc.Invoke(ctx, CallService_ListInteractions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *callServiceClient) RespondInteraction(ctx context.Context, in *RespondInteractionRequest, opts ...grpc.CallOption) (*Interaction, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Interaction)
+	err := c.cc.Invoke(ctx, CallService_RespondInteraction_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // CallServiceServer is the server API for CallService service.
 // All implementations must embed UnimplementedCallServiceServer
 // for forward compatibility.
@@ -113,6 +140,11 @@ type CallServiceServer interface {
 	// CancelCall stops waiting and tells the server. What may have been executed
 	// is UNCERTAIN, never CANCELLED.
 	CancelCall(context.Context, *CancelCallRequest) (*Call, error)
+	// ListInteractions returns what the server asked during a call, oldest first.
+	ListInteractions(context.Context, *ListInteractionsRequest) (*ListInteractionsResponse, error)
+	// RespondInteraction answers what the server asked, once; only the call's own
+	// user may. With the last answer the call goes on.
+	RespondInteraction(context.Context, *RespondInteractionRequest) (*Interaction, error)
 	mustEmbedUnimplementedCallServiceServer()
 }
 
@@ -134,6 +166,12 @@ func (UnimplementedCallServiceServer) ListCalls(context.Context, *ListCallsReque
 }
 func (UnimplementedCallServiceServer) CancelCall(context.Context, *CancelCallRequest) (*Call, error) {
 	return nil, status.Error(codes.Unimplemented, "method CancelCall not implemented")
+}
+func (UnimplementedCallServiceServer) ListInteractions(context.Context, *ListInteractionsRequest) (*ListInteractionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListInteractions not implemented")
+}
+func (UnimplementedCallServiceServer) RespondInteraction(context.Context, *RespondInteractionRequest) (*Interaction, error) {
+	return nil, status.Error(codes.Unimplemented, "method RespondInteraction not implemented")
 }
 func (UnimplementedCallServiceServer) mustEmbedUnimplementedCallServiceServer() {}
 func (UnimplementedCallServiceServer) testEmbeddedByValue()                     {}
@@ -228,6 +266,42 @@ func _CallService_CancelCall_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _CallService_ListInteractions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListInteractionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CallServiceServer).ListInteractions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: CallService_ListInteractions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CallServiceServer).ListInteractions(ctx, req.(*ListInteractionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _CallService_RespondInteraction_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RespondInteractionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CallServiceServer).RespondInteraction(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: CallService_RespondInteraction_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CallServiceServer).RespondInteraction(ctx, req.(*RespondInteractionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // CallService_ServiceDesc is the grpc.ServiceDesc for CallService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -250,6 +324,14 @@ var CallService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CancelCall",
 			Handler:    _CallService_CancelCall_Handler,
+		},
+		{
+			MethodName: "ListInteractions",
+			Handler:    _CallService_ListInteractions_Handler,
+		},
+		{
+			MethodName: "RespondInteraction",
+			Handler:    _CallService_RespondInteraction_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
