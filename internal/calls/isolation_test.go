@@ -380,7 +380,8 @@ func asked(v any, pkg string, into map[string]bool) {
 // print is everything that is alice's, as text.
 func (w *world) print(t tenant.ID) string {
 	var b strings.Builder
-	for _, table := range []string{"calls", "attempts", "consents", "grants", "sessions", "session_usage", "contracts", "servers", "keys"} {
+	for _, table := range []string{"calls", "attempts", "consents", "grants", "sessions", "session_usage", "contracts", "servers", "keys",
+		"interactions", "call_inputs", "call_tasks", "call_notices"} {
 		var rows string
 		err := w.owner.QueryRow(context.Background(), `SELECT COALESCE(string_agg(x::text, E'\n' ORDER BY x::text), '') FROM `+table+` x WHERE tenant_id = $1`, t).Scan(&rows)
 		if err != nil {
@@ -420,6 +421,7 @@ func TestIsolation_EveryMethodWithTwoTenantsAndTwoSubjects(t *testing.T) {
 	sc.decide(first, true)
 	done := sc.until(first.ID, Succeeded)
 	waiting := sc.propose("write_call", func(r *Proposal) { r.RequestID = "two" })
+	w.ask(waiting)
 	var grant string
 	if err := w.owner.QueryRow(t.Context(), `SELECT grant_id FROM grants`).Scan(&grant); err != nil {
 		t.Fatal(err)

@@ -66,7 +66,7 @@ func TestOutcome_ByEffectAndPhase(t *testing.T) {
 		{"write, not sent then lost", "write", inTurn(unsent, broke), Uncertain, 2, LayerTransport, "CONNECTION_LOST"},
 		{"write, JSON-RPC error", "write", rpcError, Failed, 1, LayerProtocol, "-32602"},
 		{"write, tool's error", "write", isError, Failed, 1, LayerTool, "TOOL_ERROR"},
-		{"write, asks for input", "write", input, Failed, 1, LayerHost, "INPUT_NOT_SUPPORTED"},
+		{"write, asks for nothing", "write", input, Failed, 1, LayerProtocol, "INPUT_INVALID"},
 		{"trusted key, lost then well", "write_key", inTurn(broke, okAnswer), Succeeded, 2, "", ""},
 		{"trusted key, lost thrice", "write_key", broke, Uncertain, 3, LayerTransport, "CONNECTION_LOST"},
 		{"trusted key, lost, then refused", "write_key", inTurn(broke, rpcError), Uncertain, 2, LayerProtocol, "-32602"},

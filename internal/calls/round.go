@@ -95,6 +95,9 @@ type inquiry struct {
 
 // violation says why the server may not ask this, "" when it may.
 func (a *inquiry) violation() string {
+	if len(a.questions) == 0 && a.state == nil {
+		return "the server wants input and says of none"
+	}
 	if len(a.questions) > maxQuestions {
 		return fmt.Sprintf("the server asked %d questions at a time, more than %d", len(a.questions), maxQuestions)
 	}
