@@ -92,13 +92,13 @@ func ContractID(canon []byte) string { return digest("mcp-host-contract@sha256:"
 
 // DefinitionDigest returns the doc-1 digest of {"definition": …, "kind": …},
 // where the definition is the raw object less its member _meta. The kind is
-// tool, resource_template or prompt. _meta is checked like the rest before it
-// is left out. An error is an *Error.
+// tool, resource, resource_template or prompt. _meta is checked like the rest
+// before it is left out. An error is an *Error.
 func DefinitionDigest(kind string, raw []byte) (string, error) {
 	switch kind {
-	case "tool", "resource_template", "prompt":
+	case "tool", "resource", "resource_template", "prompt":
 	default:
-		return "", &Error{Path: "kind", Rule: "must be tool, resource_template or prompt"}
+		return "", &Error{Path: "kind", Rule: "must be tool, resource, resource_template or prompt"}
 	}
 	canon, err := Doc(raw)
 	if err != nil {

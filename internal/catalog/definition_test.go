@@ -178,6 +178,9 @@ func TestOtherKinds(t *testing.T) {
 	if d.Quarantine != "" || d.Name != "file:///{path}" {
 		t.Errorf("template: %q %q", d.Name, d.Quarantine)
 	}
+	if d := readDefinition(Resource, []byte(`{"name":"file","uri":"file:///a"}`)); d.Quarantine != "" || d.Name != "file:///a" {
+		t.Errorf("resource: %q %q", d.Name, d.Quarantine)
+	}
 	if d := readDefinition(ResourceTemplate, []byte(`{"name":"file"}`)); d.Quarantine == "" {
 		t.Error("a template without a URI is usable")
 	}
