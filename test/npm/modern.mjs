@@ -33,8 +33,8 @@ function build() {
   tools(server);
   questions(server);
   for (const name of grown) later(server, name);
-  server.registerResource('first', 'note://one', { mimeType: 'text/plain' }, note);
-  server.registerResource('notes', new ResourceTemplate('note://{name}', {
+  server.registerResource('first', 'note://book/one', { mimeType: 'text/plain' }, note);
+  server.registerResource('notes', new ResourceTemplate('note://book/{name}', {
     list: undefined, complete: { name: (begin) => [...notes.keys()].filter((n) => n.startsWith(begin)) },
   }), { mimeType: 'text/plain' }, note);
   server.registerPrompt('summarize', {
@@ -48,7 +48,7 @@ function later(server, name) {
 }
 
 function note(uri) {
-  const found = notes.get(uri.hostname);
+  const found = notes.get(uri.pathname.slice(1));
   if (found === undefined) throw new Error(`no note ${uri.href}`);
   return { contents: [{ uri: uri.href, mimeType: 'text/plain', text: found }] };
 }
@@ -82,7 +82,7 @@ function tools(server) {
   });
   tool('write-note', object({ name: { type: 'string' }, text: { type: 'string' } }, 'name', 'text'), ({ name, text: t }) => {
     notes.set(name, t);
-    changed.resource(server, `note://${name}`);
+    changed.resource(server, `note://book/${name}`);
     return text('written');
   });
 }
