@@ -51,11 +51,11 @@ func (a *adapter) run(url string) error {
 	if err := a.tenant(url); err != nil {
 		return err
 	}
-	tools, err := a.review()
+	seen, err := a.review()
 	if err != nil {
 		return err
 	}
-	calls, err := a.calls(tools)
+	calls, err := a.calls(seen)
 	if err != nil {
 		return err
 	}
@@ -87,51 +87,67 @@ func (a *adapter) tenant(url string) error {
 // definition is what the server offers.
 type definition struct {
 	Kind, Name, DefinitionDigest, Quarantine string
-	Definition                               json.RawMessage
 }
 
-// review pins what the server lists, and returns the tools that the user then
-// sees.
-func (a *adapter) review() ([]definition, error) {
+// review pins what the server lists, and returns what the user then sees.
+func (a *adapter) review() (offers, error) {
 	// An admin may look at a server before there is a contract for it, and would do
 	// so in whatever version the server prefers. A user's look is bound by the
 	// contract, and the admin sees what it found.
-	if err := a.activate(nil, nil, nil); err != nil {
-		return nil, err
+	// A kind of which it names nothing is not even listed.
+	if err := a.activate(nil, []obj{{"uri": "https://nothing.example/"}}, []obj{{"name": "nothing"}}); err != nil {
+		return offers{}, err
 	}
 	var opened struct{ SessionID string }
 	if err := a.alice.do(a.ctx, "POST", "/v1/sessions", obj{"servers": []string{serverName}}, &opened); err != nil {
-		return nil, err
+		return offers{}, err
 	}
 	a.session = "/v1/sessions/" + opened.SessionID
-	if _, err := a.tools(); err != nil {
-		return nil, err
+	if _, err := a.offered(); err != nil {
+		return offers{}, err
 	}
 	var listed struct{ Definitions []definition }
 	if err := a.admin.do(a.ctx, "GET", "/v1/servers/"+serverName+"/definitions", nil, &listed); err != nil {
-		return nil, err
+		return offers{}, err
 	}
-	var rules []obj
+	var tools, resources, prompts []obj
 	for _, d := range listed.Definitions {
-		if d.Kind == "TOOL" && d.Quarantine == "" {
-			rules = append(rules, obj{"name": d.Name, "definition": d.DefinitionDigest, "effect": "write", "consent": "none"})
+		switch {
+		case d.Quarantine != "":
+		case d.Kind == "TOOL":
+			tools = append(tools, obj{"name": d.Name, "definition": d.DefinitionDigest, "effect": "write", "consent": "none"})
+		case d.Kind == "RESOURCE":
+			resources = append(resources, obj{"uri": d.Name})
+		case d.Kind == "PROMPT":
+			prompts = append(prompts, obj{"name": d.Name, "definition": d.DefinitionDigest})
 		}
 	}
-	if err := a.activate(rules, nil, nil); err != nil {
-		return nil, err
+	if err := a.activate(tools, resources, prompts); err != nil {
+		return offers{}, err
 	}
-	return a.tools()
+	return a.offered()
 }
 
-// tools are those that the user sees.
-func (a *adapter) tools() ([]definition, error) {
-	var seen struct {
-		Tools    []definition
-		Findings json.RawMessage
+// offer is one thing that the user may call, read or get.
+type offer struct {
+	Name, URI  string
+	Definition json.RawMessage
+}
+
+// offers are those that the user sees.
+type offers struct {
+	Tools, Resources, Prompts []offer
+}
+
+// offered lists what the user sees of every kind.
+func (a *adapter) offered() (seen offers, err error) {
+	for _, kind := range []string{"tools", "resources", "prompts"} {
+		if err := a.alice.do(a.ctx, "GET", a.session+"/"+kind, nil, &seen); err != nil {
+			return seen, err
+		}
 	}
-	err := a.alice.do(a.ctx, "GET", a.session+"/tools", nil, &seen)
-	fmt.Printf("the user sees %d tools, findings %s\n", len(seen.Tools), seen.Findings)
-	return seen.Tools, err
+	fmt.Printf("the user sees %d tools, %d resources, %d prompts\n", len(seen.Tools), len(seen.Resources), len(seen.Prompts))
+	return seen, nil
 }
 
 func (a *adapter) activate(tools, resources, prompts []obj) error {
@@ -164,9 +180,9 @@ func (a *adapter) reverse() obj {
 	return obj{"elicitation": obj{"form": true}}
 }
 
-// calls are the calls of a scenario: those that it asks for, else every tool that
+// calls are the calls of a scenario: those that it asks for, else everything that
 // the user sees, once.
-func (a *adapter) calls(tools []definition) (calls []obj, err error) {
+func (a *adapter) calls(seen offers) (calls []obj, err error) {
 	var wanted struct {
 		ToolCalls []struct {
 			Name      string
@@ -187,15 +203,21 @@ func (a *adapter) calls(tools []definition) (calls []obj, err error) {
 	if calls != nil {
 		return calls, nil
 	}
-	for _, tool := range tools {
+	for _, tool := range seen.Tools {
 		if tool.Name == showcase || tool.Name == profile {
 			continue
 		}
-		args, err := a.arguments(tool, tools)
+		args, err := arguments(tool, seen.Tools)
 		if err != nil {
 			return nil, err
 		}
 		calls = append(calls, obj{"tool": tool.Name, "arguments": args})
+	}
+	for _, r := range seen.Resources {
+		calls = append(calls, obj{"resource": r.URI})
+	}
+	for _, p := range seen.Prompts {
+		calls = append(calls, obj{"prompt": p.Name})
 	}
 	return calls, nil
 }
@@ -210,7 +232,7 @@ type schema struct {
 
 // arguments makes the least arguments that a tool takes. The tool that wants the
 // schema of another gets it as the API showed it.
-func (a *adapter) arguments(tool definition, all []definition) (obj, error) {
+func arguments(tool offer, all []offer) (obj, error) {
 	var s schema
 	if err := json.Unmarshal(tool.Definition, &s); err != nil {
 		return nil, fmt.Errorf("the definition of %s: %w", tool.Name, err)
@@ -230,7 +252,7 @@ func (a *adapter) arguments(tool definition, all []definition) (obj, error) {
 			args[name] = "text"
 		}
 		if tool.Name == "json_schema_echo" && name == "schema" {
-			of := slices.IndexFunc(all, func(d definition) bool { return d.Name == showcase })
+			of := slices.IndexFunc(all, func(o offer) bool { return o.Name == showcase })
 			if of < 0 {
 				return nil, fmt.Errorf("no tool %s", showcase)
 			}

@@ -28,8 +28,7 @@ var scenarios = []scenario{
 	// 2026-07-28 has no handshake (Basic Protocol, Versioning): a client that sent
 	// one of these two would break the protocol.
 	{name: "http-standard-headers", version: "2026-07-28",
-		skips: []string{"ClientMcpMethodHeader_initialize", "ClientMcpMethodHeader_notifications_initialized"},
-		lacks: "resources and prompts"},
+		skips: []string{"ClientMcpMethodHeader_initialize", "ClientMcpMethodHeader_notifications_initialized"}},
 	{name: "http-custom-headers", version: "2026-07-28"},
 	{name: "http-invalid-tool-headers", version: "2026-07-28"},
 	{name: "json-schema-ref-no-deref", version: "2026-07-28"},
