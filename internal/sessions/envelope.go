@@ -83,12 +83,16 @@ func parseBatch(data []byte, most int) ([]message, error) {
 func takesBatches(version string) bool { return version == mcp.ProtocolVersion20250326 }
 
 // parseMessages is parseMessage for what may be a batch where batches are allowed.
-func parseMessages(data []byte, batches bool) ([]message, error) {
+// room is used again from one event to the next.
+func parseMessages(room []message, data []byte, batches bool) ([]message, error) {
 	if data = bytes.TrimSpace(data); batches && len(data) > 0 && data[0] == '[' {
 		return parseBatch(data, batchMessages)
 	}
 	m, err := parseMessage(data)
-	return []message{m}, err
+	if err != nil {
+		return nil, err
+	}
+	return append(room[:0], m), nil
 }
 
 const (

@@ -270,7 +270,7 @@ func (w *httpWire) single(data []byte, x *exchange, rep *reply) error {
 	if len(data) == 0 {
 		return protocolError("NO_ANSWER", "the server accepted the request without answering it")
 	}
-	all, err := parseMessages(data, takesBatches(w.version))
+	all, err := parseMessages(nil, data, takesBatches(w.version))
 	if err != nil {
 		w.count.garbage.Add(1)
 		return protocolError("ANSWER_INVALID", "the server's answer is not valid JSON-RPC").Cause(err)

@@ -342,18 +342,39 @@ func TestLegacy_Batches(t *testing.T) {
 	}
 }
 
-// Pings come for as long as a call runs; they are answered and no reason to end it.
-func TestLegacy_ManyPingsDuringACall(t *testing.T) {
+// What a server asks is bounded for each minute, so that pings never end a call that
+// runs for hours.
+func TestRate(t *testing.T) {
 	t.Parallel()
-	s := mcptest.New(t, mcptest.Legacy)
-	pieces := make([]string, 0, 1001)
-	for i := range 1000 {
-		pieces = append(pieces, mcptest.Event(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"ping"}`, i)))
+	r, now := rate{most: 3}, time.Unix(1_700_000_000, 0)
+	for i, want := range []bool{false, false, false, true, true} {
+		if r.over(1, now.Add(time.Duration(i)*time.Second)) != want {
+			t.Fatalf("request %d: %v", i, !want)
+		}
 	}
-	s.On("tools/call", mcptest.Stream(append(pieces, mcptest.ResultEvent(okResult))...))
-	resp, err := newPool(t, nil).Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
-	succeed(t, resp, err)
-	s.Wait(t, "POST", 1)
+	for hour := range 24 * 60 {
+		now = now.Add(time.Minute)
+		if r.over(3, now) {
+			t.Fatalf("minute %d is over", hour)
+		}
+	}
+	if !r.over(1, now) {
+		t.Error("four in a minute are not over")
+	}
+}
+
+func TestLegacy_FloodOfPingsEndsTheCall(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{64, 65} {
+		s := mcptest.New(t, mcptest.Legacy)
+		s.On("tools/call", mcptest.Stream(strings.Repeat(mcptest.Event(`{"jsonrpc":"2.0","id":1,"method":"ping"}`), n), "id: e1\n"+mcptest.ResultEvent(okResult)))
+		resp, err := newPool(t, nil).Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
+		if n == 64 {
+			succeed(t, resp, err)
+			continue
+		}
+		expect(t, resp, err, "RESULT_TOO_LARGE", fault.Server, MaybeSent)
+	}
 }
 
 func TestPing_IdleConnections(t *testing.T) {

@@ -27,7 +27,8 @@ type Limits struct {
 	NoiseBytes int64
 	// EventLines bounds the lines of one event, default 65536.
 	EventLines int
-	// ServerRequests bounds what a server may ask during one call, default 64.
+	// ServerRequests bounds what a server may ask on one stream in a minute, and of
+	// people during one call, default 64.
 	ServerRequests int
 	// LineBytes bounds one line of a child's output and one event of HTTP+SSE, default
 	// 16 MiB. A longer one ends the connection.

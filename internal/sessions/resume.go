@@ -26,6 +26,7 @@ func (w *httpWire) stream(ctx context.Context, body io.Reader, x *exchange, rep 
 	lim := streamLimits{event: x.limit + envelopeSlack, lines: w.limits.EventLines, total: x.limit + envelopeSlack + w.limits.NoiseBytes}
 	e := newEventReader(body, lim)
 	e.hold = x.hold
+	asked := rate{most: w.limits.ServerRequests}
 	var resumed io.Closer // the first body is closed by the caller
 	defer func() {
 		if resumed != nil {
@@ -34,7 +35,7 @@ func (w *httpWire) stream(ctx context.Context, body io.Reader, x *exchange, rep 
 	}()
 	for tries := 0; ; tries++ {
 		from := e.lastID
-		err := w.events(e, x, rep)
+		err := w.events(e, x, rep, &asked)
 		if err == nil {
 			return body, w.checkSize(x, rep)
 		}
@@ -68,11 +69,12 @@ func (w *httpWire) stream(ctx context.Context, body io.Reader, x *exchange, rep 
 // What a limit ended does not.
 func (w *httpWire) resumable(ctx context.Context, e *eventReader, err error) bool {
 	return !w.modern && e.lastID != "" && ctx.Err() == nil &&
-		!errors.Is(err, errBudget) && !errors.Is(err, errEventTooLarge) && !errors.Is(err, errStreamTooLarge)
+		!errors.Is(err, errBudget) && !errors.Is(err, errTooLarge) && !errors.Is(err, errEventTooLarge) && !errors.Is(err, errStreamTooLarge)
 }
 
 // events reads one stream; nil means that the answer came.
-func (w *httpWire) events(e *eventReader, x *exchange, rep *reply) error {
+func (w *httpWire) events(e *eventReader, x *exchange, rep *reply, asked *rate) error {
+	room := make([]message, 0, 1)
 	for {
 		ev, err := e.next()
 		if err != nil {
@@ -81,14 +83,43 @@ func (w *httpWire) events(e *eventReader, x *exchange, rep *reply) error {
 		if ev.name != "" && ev.name != "message" {
 			continue
 		}
-		all, err := parseMessages(ev.data, takesBatches(w.version))
+		all, err := parseMessages(room, ev.data, takesBatches(w.version))
 		if err != nil {
 			w.count.garbage.Add(1)
-		} else if w.takeAll(all, x, rep) {
+			continue
+		}
+		if asked.over(requestsIn(all), time.Now()) {
+			return errTooLarge
+		}
+		if w.takeAll(all, x, rep) {
 			e.keep()
 			return nil
 		}
 	}
+}
+
+func requestsIn(all []message) (n int) {
+	for i := range all {
+		if all[i].isRequest() {
+			n++
+		}
+	}
+	return n
+}
+
+// rate bounds what happens in a minute.
+type rate struct {
+	most, n int
+	since   time.Time
+}
+
+// over counts n more and reports whether that is too many in this minute.
+func (r *rate) over(n int, now time.Time) bool {
+	if now.Sub(r.since) >= time.Minute {
+		r.n, r.since = 0, now
+	}
+	r.n += n
+	return r.n > r.most
 }
 
 // resume opens the stream that continues after the last event, as revision

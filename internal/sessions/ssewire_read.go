@@ -72,7 +72,7 @@ func (w *sseWire) message(data []byte, hold *lease) bool {
 	w.mu.Lock()
 	batches := w.batches
 	w.mu.Unlock()
-	all, err := parseMessages(data, batches)
+	all, err := parseMessages(nil, data, batches)
 	if err != nil {
 		w.conn.count.garbage.Add(1)
 		return false

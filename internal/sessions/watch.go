@@ -106,7 +106,7 @@ func (w *httpWire) watch(ctx context.Context, want *watch) (end watchEnd) {
 func (w *httpWire) follow(ctx context.Context, stream io.Reader, want *watch) (hint time.Duration, refused bool) {
 	e := newEventReader(stream, streamLimits{event: envelopeSlack + maxAsk, lines: w.limits.EventLines, total: w.limits.NoiseBytes})
 	e.lastID = w.lastEvent
-	asked, minute := 0, time.Now()
+	asked, room := rate{most: w.limits.ServerRequests}, make([]message, 0, 1)
 	for {
 		ev, err := e.next()
 		if !w.modern {
@@ -118,23 +118,16 @@ func (w *httpWire) follow(ctx context.Context, stream io.Reader, want *watch) (h
 		if ev.name != "" && ev.name != "message" {
 			continue
 		}
-		if time.Since(minute) > time.Minute {
-			asked, minute = 0, time.Now()
-		}
-		all, err := parseMessages(ev.data, takesBatches(w.version))
+		all, err := parseMessages(room, ev.data, takesBatches(w.version))
 		if err != nil {
 			w.count.garbage.Add(1)
 			continue
 		}
+		if asked.over(requestsIn(all), time.Now()) {
+			return e.retry, false
+		}
 		for i := range all {
-			m := &all[i]
-			if m.isRequest() {
-				asked++
-			}
-			if asked > w.limits.ServerRequests {
-				return e.retry, false
-			}
-			if over, refused := w.heard(m, want); over {
+			if over, refused := w.heard(&all[i], want); over {
 				return e.retry, refused
 			}
 		}
