@@ -19,6 +19,7 @@ type Calls interface {
 	Cancel(ctx context.Context, p tenant.Principal, id string) (*calls.Call, error)
 	Interactions(ctx context.Context, p tenant.Principal, callID string) ([]calls.Interaction, error)
 	Respond(ctx context.Context, p tenant.Principal, callID, id string, a calls.Answer) (*calls.Interaction, error)
+	Complete(ctx context.Context, p tenant.Principal, q calls.Query) (calls.Suggestions, error)
 	Check(ctx context.Context, p tenant.Principal, defs calls.Definitions, r calls.DryRun) (calls.DryRunResult, error)
 }
 

@@ -201,6 +201,10 @@ func (d fakeCalls) Respond(ctx context.Context, p tenant.Principal, callID, id s
 func (d fakeCalls) Cancel(ctx context.Context, p tenant.Principal, id string) (*calls.Call, error) {
 	return d.call(id), d.note(ctx, "Cancel %s", id)
 }
+func (d fakeCalls) Complete(ctx context.Context, p tenant.Principal, q calls.Query) (calls.Suggestions, error) {
+	return calls.Suggestions{Server: catalog.Server{Name: "calendar", Origin: "https://calendar.example"}, Values: []string{"a\xff", "b"}, Total: ptr(7), More: true},
+		d.note(ctx, "Complete %s %s %s%s %s %s %s", q.SessionID, q.Server, q.Prompt, q.Template, q.Argument, q.Value, q.Context)
+}
 func (d fakeCalls) Check(ctx context.Context, p tenant.Principal, defs calls.Definitions, r calls.DryRun) (calls.DryRunResult, error) {
 	return calls.DryRunResult{Decision: authz.Decision{Outcome: authz.Deny}, Effect: calls.Write, Consent: "CALL", ArgumentsDigest: "args-1:sha256:00"},
 		d.note(ctx, "Check %s %d %s %s %s %s", r.Server, r.Revision, r.Source, r.Subject, r.Tool+r.Resource+r.Prompt, r.Arguments)
@@ -237,6 +241,10 @@ func TestServices_PassOn(t *testing.T) {
 		{"POST", "/v1/servers/calendar/contracts:check", `{"tool":"free","subject":{"user":"idp|bob"},"yaml":"server: calendar"}`, admin, `Check calendar 0 server: calendar idp|bob free `},
 		{"POST", "/v1/servers/calendar/contracts:check", `{"tool":"free","revision":7}`, admin, `Check calendar 7   free `},
 		{"POST", "/v1/sessions", `{"servers":["calendar"],"ttl":"8h","requestId":"r"}`, alice, "Create [calendar] 8h0m0s r"},
+		{"POST", "/v1/sessions/" + sessionOne + "/completions", `{"server":"calendar","ref":{"prompt":"weekly"},"argument":{"name":"day","value":"Mo"},"context":{"a": "b"}}`, alice,
+			"Complete " + sessionOne + ` calendar weekly day Mo {"a": "b"}`},
+		{"POST", "/v1/sessions/" + sessionOne + "/completions", `{"server":"calendar","ref":{"resourceTemplate":"c://{id}"},"argument":{"name":"id"}}`, alice,
+			"Complete " + sessionOne + ` calendar c://{id} id  `},
 		{"DELETE", "/v1/sessions/" + sessionOne, "", alice, "Close " + sessionOne},
 		{"POST", "/v1/sessions/" + sessionOne + "/calls", `{"server":"calendar","tool":"free","arguments":{"a": 1.0},"requestId":"r"}`, alice,
 			"Propose " + sessionOne + ` calendar free {"a": 1.0} r 10s for default|alice`},
@@ -273,7 +281,7 @@ func TestServices_Refuse(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	admin, alice := jsonAs("admin"), append(jsonAs("service"), "Bulkhead-User", "alice")
-	calls := "/v1/sessions/" + sessionOne + "/calls"
+	calls, completions := "/v1/sessions/"+sessionOne+"/calls", "/v1/sessions/"+sessionOne+"/completions"
 	for _, c := range []struct {
 		method, path, body string
 		headers            []string
@@ -295,6 +303,10 @@ func TestServices_Refuse(t *testing.T) {
 		{"POST", "/v1/sessions", `{"servers":["a","a"]}`, alice, "servers: "},
 		{"POST", calls, `{"server":"calendar","tool":"` + strings.Repeat("a", 257) + `"}`, alice, "tool: "},
 		{"POST", calls, `{"server":"calendar","resource":"x:` + strings.Repeat("é", 1024) + `"}`, alice, "resource: "},
+		{"POST", completions, `{"server":"calendar","ref":{},"argument":{"name":"a"}}`, alice, "ref.target: "},
+		{"POST", completions, `{"server":"calendar","argument":{"name":"a"}}`, alice, "ref: "},
+		{"POST", completions, `{"server":"calendar","ref":{"prompt":"a"}}`, alice, "argument: "},
+		{"POST", completions, `{"server":"calendar","ref":{"prompt":"a","resourceTemplate":"b"},"argument":{"name":"a"}}`, alice, "ref."},
 		{"POST", calls, `{"server":"calendar","tool":"a","wait":"61s"}`, alice, "wait: "},
 		{"POST", calls, `{"server":"calendar","tool":"a","wait":"-1s"}`, alice, "wait: "},
 		{"POST", calls, `{"server":"calendar","tool":"a","requestId":"a b"}`, alice, "requestId: "},
@@ -501,6 +513,10 @@ func TestAnswers(t *testing.T) {
 		}
 	}
 	admin := as("admin")
+	c := r.rest("POST", "/v1/sessions/"+sessionOne+"/completions", `{"server":"calendar","ref":{"prompt":"weekly"},"argument":{"name":"day"}}`, append(jsonAs("service"), "Bulkhead-User", "alice")...)
+	if want := "{\"values\":[\"a\ufffd\",\"b\"]" + `,"total":7,"hasMore":true,"source":{"server":"calendar","origin":"https://calendar.example","untrusted":true}}`; string(c.body) != want {
+		t.Errorf("completion %s, want %s", c.body, want)
+	}
 	a := r.rest("GET", "/v1/servers/calendar/definitions", "", admin...)
 	for _, want := range []string{`"name":"free","definitionDigest":"` + digestOne + `","definition":{"name": "free","n":1.0},"review":"PINNED","pinnedDigest":"` + digestOne + `"`,
 		`"review":"CHANGED","pinnedDigest":"` + digestOne + `"`, `"review":"ANY"`, `"review":"UNPINNED"`, `"quarantine":"twice"`,

@@ -47,6 +47,7 @@ type catalogService struct {
 	servers  Servers
 	active   ActiveContracts
 	offers   Offers
+	calls    Calls
 	now      func() time.Time
 }
 

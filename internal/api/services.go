@@ -56,7 +56,7 @@ func (s Services) register(r grpc.ServiceRegistrar, gateway *runtime.ServeMux, c
 	pb.RegisterContractServiceServer(r, &contractService{contracts: s.Contracts, calls: s.Calls, servers: s.Servers})
 	pb.RegisterSessionServiceServer(r, &sessionService{sessions: s.Sessions, connections: s.Connections, servers: s.Servers})
 	pb.RegisterCatalogServiceServer(r, &catalogService{sessions: s.Sessions, servers: s.Servers, active: s.ActiveContracts,
-		offers: s.Offers, now: time.Now})
+		offers: s.Offers, calls: s.Calls, now: time.Now})
 	pb.RegisterCallServiceServer(r, &callService{calls: s.Calls})
 	pb.RegisterConsentServiceServer(r, &consentService{consents: s.Consents})
 	pb.RegisterAuditServiceServer(r, &auditService{audit: s.Audit})

@@ -58,13 +58,18 @@ func (s *Service) newExecution(pl *plan) *execution {
 }
 
 func connectionKey(srv catalog.Server, c *Call) sessions.Key {
-	k := sessions.Key{Tenant: c.Tenant, Server: srv.ID, Registration: srv.Registration}
+	return keyOf(srv, c.Tenant, c.Subject, c.SessionID)
+}
+
+// keyOf names the connection of a user's session to a server.
+func keyOf(srv catalog.Server, t tenant.ID, subject tenant.Subject, session string) sessions.Key {
+	k := sessions.Key{Tenant: t, Server: srv.ID, Registration: srv.Registration}
 	switch srv.Isolation {
 	case catalog.PerSession:
-		k.Subject, k.Session = c.Subject, c.SessionID
+		k.Subject, k.Session = subject, session
 	case catalog.PerTenant:
 	default:
-		k.Subject = c.Subject
+		k.Subject = subject
 	}
 	return k
 }

@@ -97,7 +97,7 @@ func TestKinds_Denied(t *testing.T) {
 		}
 	}
 	for name, changes := range map[string][]string{
-		"method":              {", resources/read, prompts/list, prompts/get]", "]"},
+		"method":              {", resources/read, prompts/list, prompts/get", ""},
 		"prompts/list":        {"prompts/list, ", ""},
 		"one method of three": {"resources/read, ", ""},
 	} {

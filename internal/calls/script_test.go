@@ -78,7 +78,7 @@ func digest(t testing.TB, name, description string) string {
 func (l *lister) ListDefinitions(_ context.Context, v catalog.Server, _ catalog.Context, kind catalog.Kind) (catalog.Listing, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	out := catalog.Listing{ProtocolVersion: "2026-07-28", Era: "MODERN", Capabilities: json.RawMessage(`{"tools":{},"resources":{},"prompts":{}}`)}
+	out := catalog.Listing{ProtocolVersion: "2026-07-28", Era: "MODERN", Capabilities: json.RawMessage(`{"tools":{},"resources":{},"prompts":{},"completions":{}}`)}
 	if l.err != nil {
 		return out, l.err
 	}
@@ -88,6 +88,11 @@ func (l *lister) ListDefinitions(_ context.Context, v catalog.Server, _ catalog.
 	l.asked = append(l.asked, kind)
 	if kind == catalog.Prompt {
 		out.Items = append(out.Items, promptDefinition(l.tools["greet"]))
+	}
+	if kind == catalog.ResourceTemplate {
+		for _, uri := range []string{"note://n/{id}", "note://n/staff/{+id,x*}", "file:///{path}"} {
+			out.Items = append(out.Items, fmt.Appendf(nil, `{"name":"t","uriTemplate":%q}`, uri))
+		}
 	}
 	if kind == catalog.Tool {
 		for _, name := range toolNames {
@@ -113,7 +118,7 @@ func contractSource(t testing.TB, changes ...string) []byte {
 transport: http
 protocol: {versions: ["2026-07-28"]}
 origin: "https://calendar.example"
-methods: [tools/list, tools/call, resources/read, prompts/list, prompts/get]
+methods: [tools/list, tools/call, resources/read, prompts/list, prompts/get, completion/complete, resources/templates/list]
 limits: {timeout: 20s, ceiling: 1m, calls_per_session: 1000000, definition_age: {write: 1h, read: 1h}}
 record: {reads: RECORD}
 tools:

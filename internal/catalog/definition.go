@@ -135,6 +135,15 @@ func (d *Definition) ValidateResult(v any) (skipped string, err error) {
 	return d.output.check("structuredContent", v)
 }
 
+// HasArgument reports whether a prompt has an argument of this name, or a resource
+// template a variable.
+func (d *Definition) HasArgument(name string) bool {
+	if d.Kind == ResourceTemplate {
+		return slices.Contains(templateVariables(d.Name), name)
+	}
+	return slices.ContainsFunc(d.arguments, func(a promptArgument) bool { return a.name == name })
+}
+
 // Callable reports whether the definition is well formed and unique by name.
 func (d *Definition) Callable() bool { return d.Quarantine == "" }
 

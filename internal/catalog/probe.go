@@ -204,3 +204,9 @@ func (s *Service) latest(ctx context.Context, t tenant.ID, v Server, kind Kind) 
 	})
 	return row, err
 }
+
+// Completes reports whether the server completes arguments. Before 2025-03-26 a
+// server had no way to declare it.
+func (r *Revision) Completes() bool {
+	return len(decodeMembers(r.Capabilities)["completions"]) > 0 || r.ProtocolVersion < "2025-03-26"
+}

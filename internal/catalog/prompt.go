@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/canonical"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
@@ -76,4 +77,24 @@ func checkPromptArguments(known []promptArgument, v any) error {
 		return nil
 	}
 	return fault.InvalidFields(bad[:min(len(bad), maxCheckFields)]...)
+}
+
+// templateVariables returns the names of the variables of a URI template (RFC 6570),
+// without operators and modifiers.
+func templateVariables(template string) (out []string) {
+	for {
+		_, rest, ok := strings.Cut(template, "{")
+		if !ok {
+			return out
+		}
+		expression, rest, ok := strings.Cut(rest, "}")
+		if !ok {
+			return out
+		}
+		template = rest
+		for name := range strings.SplitSeq(strings.TrimLeft(expression, "+#./;?&"), ",") {
+			name, _, _ = strings.Cut(strings.TrimSuffix(name, "*"), ":")
+			out = append(out, name)
+		}
+	}
 }

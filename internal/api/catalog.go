@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/calls"
 	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
 	"github.com/bulkhead-mcp/bulkhead/internal/contract"
 	pb "github.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1"
@@ -101,6 +102,22 @@ func (s *catalogService) ListPrompts(ctx context.Context, in *pb.ListPromptsRequ
 	out := &pb.ListPromptsResponse{Revision: l.revision, Findings: l.findings}
 	if !s.encoded(ctx, l, prompts, out) {
 		out.Prompts = messages[*pb.Prompt](l)
+	}
+	return out, nil
+}
+
+func (s *catalogService) CreateCompletion(ctx context.Context, in *pb.CreateCompletionRequest) (*pb.Completion, error) {
+	got, err := s.calls.Complete(ctx, caller(ctx), calls.Query{
+		SessionID: in.GetSessionId(), Server: in.GetServer(), Prompt: in.GetRef().GetPrompt(), Template: in.GetRef().GetResourceTemplate(),
+		Argument: in.GetArgument().GetName(), Value: in.GetArgument().GetValue(), Context: in.GetContext().GetRaw(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := &pb.Completion{Values: each(got.Values, foreign), HasMore: got.More,
+		Source: &pb.Tool_Source{Server: got.Server.Name, Origin: got.Server.Origin, Untrusted: true}}
+	if got.Total != nil {
+		out.Total = ptr(int32(*got.Total))
 	}
 	return out, nil
 }
