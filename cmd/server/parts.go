@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/api"
 	"github.com/bulkhead-mcp/bulkhead/internal/audit"
@@ -73,7 +74,7 @@ func build(ctx context.Context, cfg *config.Config, st *stores, log *slog.Logger
 	}
 	p.signals = &signals{signal: redis.NewSignal(st.redis), client: st.redis, known: &known{ids: map[string]tenant.ID{}},
 		metrics: p.metrics, contracts: p.authz, tenants: p.tenants}
-	p.authz.OnActivate = func(t tenant.ID, id string) { p.signals.send(context.Background(), signalContract, t, id) }
+	p.authz.OnActivate = p.contractActivated
 
 	p.lessons = newLessons(p.metrics, log)
 	out := egress.New(egress.Policy{Allow: cfg.EgressAllow, Development: cfg.Development})
@@ -107,6 +108,21 @@ func build(ctx context.Context, cfg *config.Config, st *stores, log *slog.Logger
 			Consents: consents, Audit: p.audit}})
 	return p, err
 }
+
+// contractActivated tells the other replicas, and has the server listed anew: what
+// it lists may depend on what the new contract has this client declare.
+func (p *parts) contractActivated(t tenant.ID, serverID string) {
+	ctx, cancel := context.WithTimeout(context.Background(), activatedTime)
+	defer cancel()
+	p.signals.send(ctx, signalContract, t, serverID)
+	err := p.catalog.Invalidate(ctx, catalog.Change{Tenant: t, ServerID: serverID, Reason: "another contract was activated"})
+	if err != nil {
+		p.log.WarnContext(ctx, "invalidate catalog", "tenant", t, "server", serverID, "error", err)
+	}
+}
+
+// activatedTime bounds what follows an activation.
+const activatedTime = 10 * time.Second
 
 func (p *parts) buildCatalog(consents *consent.Service, out *egress.Client, pool *sessions.Pool, stack *closers) (err error) {
 	p.catalog, err = catalog.New(catalog.Options{DB: p.stores.db, Lister: lister{pool, p.authz}, Voider: consents, Recorder: p.audit,
