@@ -7,8 +7,8 @@ const (
 	// EventDowngradeRefused: a server fell back to an older protocol version than it
 	// had proved, and its contract forbids that.
 	EventDowngradeRefused = "downgrade_refused"
-	// EventOriginRefused: a server is, or redirects to, another origin than it was
-	// registered and reviewed with.
+	// EventOriginRefused: a server is, redirects to, or wants messages posted to
+	// another origin than it was registered and reviewed with.
 	EventOriginRefused = "origin_refused"
 )
 
@@ -21,7 +21,7 @@ func (p *Pool) alarmed(k Key, t Target, err error) {
 	switch f.Reason {
 	case "DOWNGRADE_REFUSED":
 		p.alarm(k, t, EventDowngradeRefused)
-	case "ORIGIN_MISMATCH", "REDIRECTED_AWAY":
+	case "ORIGIN_MISMATCH", "REDIRECTED_AWAY", "ENDPOINT_FOREIGN":
 		p.alarm(k, t, EventOriginRefused)
 	}
 }

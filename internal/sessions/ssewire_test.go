@@ -163,9 +163,13 @@ func TestSSE_Endpoint(t *testing.T) {
 			t.Parallel()
 			s := mcptest.NewSSE(t, "2024-11-05")
 			s.On("GET", c.open(s))
-			p := newPool(t, func(c *PoolConfig) { c.Limits.Probe = 200 * time.Millisecond })
+			n := &told{}
+			p := newPool(t, func(c *PoolConfig) { n.in(c); c.Limits.Probe = 200 * time.Millisecond })
 			resp, err := p.Do(t.Context(), keyOf(t, "a"), sseTarget(s.URL), echo())
 			expect(t, resp, err, c.reason, c.layer, NotSent)
+			if _, alarms := n.all(); (len(alarms) == 1) != (c.reason == "ENDPOINT_FOREIGN" || c.reason == "REDIRECTED_AWAY") {
+				t.Errorf("alarms %v", alarms)
+			}
 			if c.name == "sign-in" && (resp.WWWAuthenticate != "Bearer x" || resp.HTTPStatus != 401) {
 				t.Errorf("the challenge is lost: %+v", resp)
 			}
@@ -437,6 +441,46 @@ func TestSSE_VersionRules(t *testing.T) {
 			t.Errorf("%s: %+v %v", c.name, resp, err)
 		}
 	}
+}
+
+// What a server proved on one stream holds on the next.
+func TestSSE_DowngradeBetweenConnections(t *testing.T) {
+	t.Parallel()
+	s := mcptest.NewSSE(t, "2025-11-25")
+	s.On("initialize", s.Streamed(mcptest.Result(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{}}}`)),
+		s.Streamed(mcptest.Result(`{"protocolVersion":"2024-11-05","capabilities":{"tools":{}}}`)))
+	p := newPool(t, nil)
+	k, target := keyOf(t, "a"), sseTarget(s.URL)
+	target.DowngradeForbidden = true
+	resp, err := p.Do(t.Context(), k, target, echo())
+	succeed(t, resp, err)
+	s.EndStream()
+	eventually(t, "the connection has ended", func() bool { return p.Connections(k.Tenant, anyKey)[0].State == StateClosed })
+	resp, err = p.Do(t.Context(), k, target, echo())
+	expect(t, resp, err, "DOWNGRADE_REFUSED", fault.Protocol, NotSent)
+}
+
+// A question of a server that we did not write reaches the one call it belongs to,
+// and the server goes on with the answer.
+func TestSSE_RealServerAsks(t *testing.T) {
+	t.Parallel()
+	p, k, target := newPool(t, nil), keyOf(t, "a"), sseTarget(npm.EverythingSSE(t))
+	target.Declare.ElicitationForm = true
+	name := "trigger-elicitation-request"
+	r := Request{Method: "tools/call", Name: name, Params: json.RawMessage(`{"name":"` + name + `","arguments":{}}`)}
+	asked := 0
+	r.OnAsk = func(_ context.Context, a Ask) Answer {
+		asked++
+		if a.Method != "elicitation/create" || !strings.Contains(string(a.Params), "Your full, legal name") {
+			t.Errorf("asked %s %s", a.Method, a.Params)
+		}
+		return Answer{Result: json.RawMessage(`{"action":"accept","content":{"name":"Alice of the stream"}}`)}
+	}
+	resp, err := p.Do(t.Context(), k, target, r)
+	if err != nil || resp.Phase != Answered || asked != 1 || !strings.Contains(string(resp.Result), "Alice of the stream") {
+		t.Fatalf("asked %d times: %+v %v", asked, resp, err)
+	}
+	resp.Release()
 }
 
 func TestSSE_IdleConnectionEnds(t *testing.T) {
