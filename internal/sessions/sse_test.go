@@ -6,6 +6,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -181,5 +182,80 @@ func (c *cutter) Read(p []byte) (int, error) {
 	n := min(1+c.rnd.IntN(7), len(p), len(c.s))
 	copy(p, c.s[:n])
 	c.s = c.s[n:]
+	return n, nil
+}
+
+// An id counts once its event is whole, so that what broke off is not left out when
+// the stream is taken up again.
+func TestEventReader_IDsOfWholeEvents(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"id: 1\ndata: x\n\nid: 2\ndata: y\n":     "2", // only its empty line is missing, at a clean end
+		"id: 1\ndata: x\n\nid: 2\n":              "1",
+		"id: 1\n\ndata: x\n\n":                   "1",
+		"id: 1\n\nid:\ndata: x\n\n":              "",
+		"id: 1\ndata: x\n\nid: 2\n: comment":     "1",
+		"id: 1\nid: 2\ndata: x\n\ndata: y\n\n: ": "2",
+	} {
+		if _, e, _ := readEvents(strings.NewReader(in), wide); e.lastID != want {
+			t.Errorf("%q: %q, want %q", in, e.lastID, want)
+		}
+	}
+	broken := io.MultiReader(strings.NewReader("id: 1\ndata: x\n\nid: 2\ndata: y\n"), iotest.ErrReader(io.ErrUnexpectedEOF))
+	if _, e, _ := readEvents(broken, wide); e.lastID != "1" {
+		t.Errorf("the id of a broken event: %q", e.lastID)
+	}
+}
+
+// An event that cannot be held is told by its beginning and skipped to its end,
+// whichever way its lines are cut; the events around it come whole.
+func TestEventReader_GivesUpWhatCannotBeHeld(t *testing.T) {
+	t.Parallel()
+	filler := strings.Repeat("x", 300<<10)
+	for name, large := range map[string]string{
+		"one line":   `data: {"id":7,"x":"` + filler + "\"}\n\n",
+		"many lines": `data: {"id":7,"x":["` + strings.Repeat("\"\ndata: ,\"xxxxxxxx", 40_000) + "\"]}\n\n",
+		"CRLF":       `data: {"id":7,"x":"` + filler + "\"}\r\n\r\n",
+	} {
+		for _, step := range []int{1000, 4096, 1 << 20} {
+			stream := "data: before\n\n" + large + "data: after\n\n"
+			e := newEventReader(&stepReader{data: []byte(stream), step: step}, streamLimits{event: 4 << 20, lines: 1 << 20, total: 8 << 20})
+			budget := newBudget(100<<10, 100<<10)
+			e.hold = &lease{budget: budget, tenant: tenantID(t, "ten_a")}
+			var begins []string
+			e.giveUp = func(begin []byte) { begins = append(begins, string(begin[:min(len(begin), 9)])) }
+			var got []string
+			for {
+				ev, err := e.next()
+				if err != nil {
+					if err != io.EOF {
+						t.Fatal(err)
+					}
+					break
+				}
+				got = append(got, string(ev.data))
+			}
+			if !slices.Equal(got, []string{"before", "after"}) || len(begins) != 1 || strings.TrimSpace(begins[0]) == "" || !strings.HasPrefix(strings.TrimSpace(begins[0]), `{"id":7,`) {
+				t.Errorf("%s by %d: %.40q, begins %q", name, step, got, begins)
+			}
+			if e.hold.release(); budget.used != 0 {
+				t.Errorf("%s by %d: %d bytes are still counted", name, step, budget.used)
+			}
+		}
+	}
+}
+
+// stepReader reads at most step bytes at a time.
+type stepReader struct {
+	data []byte
+	step int
+}
+
+func (r *stepReader) Read(p []byte) (int, error) {
+	if len(r.data) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, r.data[:min(len(r.data), r.step)])
+	r.data = r.data[n:]
 	return n, nil
 }
