@@ -236,10 +236,12 @@ func (o observer) Changed(t tenant.ID, serverID string, _ catalog.Kind, n int) {
 	}
 }
 
-// servers ends the metrics of a server with the server.
+// servers ends the metrics of a server, and this replica's connections to it, with
+// the server.
 type servers struct {
 	*catalog.Service
 	metrics *telemetry.Metrics
+	pool    *sessions.Pool
 }
 
 // DeleteServer implements api.Servers.
@@ -254,6 +256,7 @@ func (s servers) DeleteServer(ctx context.Context, p tenant.Principal, idOrName 
 	// Calls are counted by name, listings by id.
 	s.metrics.ForgetServer(p.Tenant.String(), v.Name)
 	s.metrics.ForgetServer(p.Tenant.String(), v.ID)
+	s.pool.CloseKey(func(k sessions.Key) bool { return k.Tenant == p.Tenant && k.Server == v.ID })
 	return nil
 }
 

@@ -103,7 +103,7 @@ func build(ctx context.Context, cfg *config.Config, st *stores, log *slog.Logger
 	p.signals.calls = p.calls
 	p.api, err = api.New(api.Config{Log: log, Auth: authenticator{p.tenants, p.signals.known}, Metrics: p.metrics,
 		Limiter: api.NewTenantLimit(tenantRate, p.metrics.RateLimited), Ready: p.ready,
-		Services: api.Services{Tenants: p.tenants, Keys: keyService{p.tenants, p.signals}, Servers: servers{p.catalog, p.metrics}, Offers: p.catalog,
+		Services: api.Services{Tenants: p.tenants, Keys: keyService{p.tenants, p.signals}, Servers: servers{p.catalog, p.metrics, pool}, Offers: p.catalog,
 			Contracts: p.authz, ActiveContracts: p.authz, Sessions: store, Connections: pool, Calls: p.calls,
 			Consents: consents, Audit: p.audit}})
 	return p, err

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -65,6 +64,8 @@ func (a *adapter) run(url string) error {
 			failed = append(failed, err)
 		}
 	}
+	// The suite waits until nobody is connected to its server.
+	failed = append(failed, a.alice.do(a.ctx, "DELETE", a.session, nil, nil), a.admin.do(a.ctx, "DELETE", "/v1/servers/"+serverName, nil, nil))
 	return errors.Join(failed...)
 }
 
@@ -307,7 +308,7 @@ func (a *adapter) answer(call string) error {
 		return err
 	}
 	for _, i := range asked.Interactions {
-		if !strings.EqualFold(i.State, "OPEN") {
+		if i.State != "PENDING" {
 			continue
 		}
 		if err := a.alice.do(a.ctx, "POST", path+"/"+i.InteractionID+":respond", obj{"action": "ACCEPT", "content": obj{}}, nil); err != nil {

@@ -82,6 +82,9 @@ func run(t *testing.T, suite []string, s *service.Service, sc scenario) (checks 
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
 	out, exit := cmd.CombinedOutput() // a failure is told by the checks
+	if ctx.Err() != nil {
+		t.Fatalf("the suite did not end, as when somebody stays connected to its server:\n%s", out)
+	}
 	// The suite does not judge how its client ended; we do.
 	for _, name := range []string{"stdout", "stderr"} {
 		found, err := filepath.Glob(filepath.Join(dir, "*", name+".txt"))

@@ -19,12 +19,10 @@ var scenarios = []scenario{
 	{name: "tools_call", version: "2025-11-25"},
 	{name: "tools_call", version: "2026-07-28"},
 	{name: "elicitation-sep1034-client-defaults", version: "2025-11-25",
-		lacks: "questions of a server in the middle of a call"},
+		lacks: "questions that a legacy server asks while a call runs"},
 	{name: "sse-retry", version: "2025-11-25"},
-	{name: "request-metadata", version: "2026-07-28",
-		lacks: "declaring what a contract lets the server ask for"},
-	{name: "sep-2322-client-request-state", version: "2026-07-28",
-		lacks: "input rounds"},
+	{name: "request-metadata", version: "2026-07-28"},
+	{name: "sep-2322-client-request-state", version: "2026-07-28"},
 	// 2026-07-28 has no handshake (Basic Protocol, Versioning): a client that sent
 	// one of these two would break the protocol.
 	{name: "http-standard-headers", version: "2026-07-28",
