@@ -78,6 +78,6 @@ func (w *httpWire) speaksSSE(ctx context.Context) bool {
 func (c *conn) leaveSession(ctx context.Context) {
 	if w, ok := c.wire.(*httpWire); ok {
 		w.close(ctx)
-		w.sessionID = ""
+		w.enter("")
 	}
 }

@@ -35,10 +35,9 @@ type httpWire struct {
 	oneWay bool
 	named  *url.URL // the endpoint as a server of HTTP+SSE named it
 
-	// The three below are set while negotiating, before anybody else uses the wire.
-	modern    bool
-	version   string
-	sessionID string
+	// agreed is what was negotiated so far. A server may ask while that goes on, and
+	// answers to it are on their way meanwhile.
+	agreed atomic.Pointer[agreement]
 
 	lost atomic.Bool // the server forgot the session
 
@@ -61,8 +60,28 @@ func newHTTPWire(p *Pool, c *conn) (*httpWire, error) {
 	return w, nil
 }
 
+// agreement is what the wire was told of the negotiation.
+type agreement struct {
+	modern             bool
+	version, sessionID string
+}
+
 func (w *httpWire) speak(era, version string) {
-	w.modern, w.version = era == EraModern, version
+	w.agreed.Store(&agreement{era == EraModern, version, w.now().sessionID})
+}
+
+// enter tells the wire which session the server opened.
+func (w *httpWire) enter(sessionID string) {
+	is := w.now()
+	is.sessionID = sessionID
+	w.agreed.Store(&is)
+}
+
+func (w *httpWire) now() agreement {
+	if is := w.agreed.Load(); is != nil {
+		return *is
+	}
+	return agreement{}
 }
 
 // request builds a request to the endpoint with the headers of the negotiated
@@ -74,11 +93,12 @@ func (w *httpWire) request(ctx context.Context, verb string, u *url.URL, body *s
 		h["Content-Type"] = []string{"application/json"}
 		h["Accept"] = []string{"application/json, text/event-stream"}
 	}
-	if w.version != "" {
-		h[mcp.HeaderProtocolVersion] = []string{w.version}
+	is := w.now()
+	if is.version != "" {
+		h[mcp.HeaderProtocolVersion] = []string{is.version}
 	}
-	if w.sessionID != "" {
-		h[mcp.HeaderSessionID] = []string{w.sessionID}
+	if is.sessionID != "" {
+		h[mcp.HeaderSessionID] = []string{is.sessionID}
 	}
 	r := (&http.Request{Method: verb, URL: u, Host: u.Host, Header: h, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}).WithContext(ctx)
 	if body != nil {
@@ -126,7 +146,7 @@ func (w *httpWire) exchange(ctx context.Context, x *exchange) (reply, error) {
 			if err != nil {
 				err = egress.Fault(ctx, err)
 			}
-			if err != nil && rep.phase == MaybeSent && ctx.Err() != nil && !w.modern && !x.patient {
+			if err != nil && rep.phase == MaybeSent && ctx.Err() != nil && !w.now().modern && !x.patient {
 				w.cancelAtServer(x.id)
 			}
 			return rep, err
@@ -270,7 +290,7 @@ func (w *httpWire) single(data []byte, x *exchange, rep *reply) error {
 	if len(data) == 0 {
 		return protocolError("NO_ANSWER", "the server accepted the request without answering it")
 	}
-	all, err := parseMessages(nil, data, takesBatches(w.version))
+	all, err := parseMessages(nil, data, takesBatches(w.now().version))
 	if err != nil {
 		w.count.garbage.Add(1)
 		return protocolError("ANSWER_INVALID", "the server's answer is not valid JSON-RPC").Cause(err)
@@ -322,7 +342,7 @@ func (w *httpWire) take(m *message, x *exchange, rep *reply) bool {
 		rep.msg = *m
 		return true
 	case m.method != "" && m.id == nil:
-		w.conn.noticed(m, x.besides(), w.modern)
+		w.conn.noticed(m, x.besides(), w.now().modern)
 	default:
 		w.count.stray.Add(1)
 	}
@@ -333,7 +353,7 @@ func (w *httpWire) take(m *message, x *exchange, rep *reply) bool {
 // which all share. A modern server must not ask; what it asks is counted and left
 // alone.
 func (w *httpWire) serverAsks(m message, own *talk) {
-	if w.modern {
+	if w.now().modern {
 		w.count.stray.Add(1)
 		return
 	}
@@ -371,7 +391,7 @@ func (w *httpWire) cancelAtServer(id int64) {
 // close implements wire: a legacy session is deleted at the server, with the
 // user's credentials.
 func (w *httpWire) close(ctx context.Context) {
-	if w.sessionID == "" || w.lost.Load() {
+	if w.now().sessionID == "" || w.lost.Load() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)

@@ -273,7 +273,7 @@ func (c *conn) initialize(ctx context.Context, offered []string, known string) e
 		body: encodeRequest(id, string(mcp.MethodInitialize), params, nil, nil),
 	})
 	if w, ok := c.wire.(*httpWire); ok {
-		w.sessionID = rep.sessionID // also of a handshake that fails, so that its session is deleted
+		w.enter(rep.sessionID) // also of a handshake that fails, so that its session is deleted
 	}
 	if err != nil || rep.msg.err != nil {
 		if err != nil {

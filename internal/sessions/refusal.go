@@ -56,21 +56,21 @@ func (w *httpWire) refusal(resp *http.Response, rep *reply) error {
 		return failure(fault.Precondition, fault.Server, reason, text).With("status", status)
 	case code == http.StatusTooManyRequests:
 		return failure(fault.Exhausted, fault.Server, "RATE_LIMITED_BY_SERVER", "the server limits the rate of requests").Retry(rep.retryAfter)
-	case code == http.StatusNotFound && w.sessionID != "":
+	case code == http.StatusNotFound && w.now().sessionID != "":
 		rep.renew = true
 		w.lost.Store(true)
 		return failure(fault.Unavailable, fault.Protocol, SessionLost, "the server forgot the session; the request was not carried out")
 	case rep.msg.err != nil:
 		// Servers that lost their sessions often say so with 400 and a code of their
 		// own; a new connection costs little and helps.
-		rep.renew = code == http.StatusBadRequest && w.sessionID != "" && rep.msg.err.Code <= -32000 && rep.msg.err.Code > -32020 ||
-			w.modern && doubtful(code, rep.msg.err)
+		rep.renew = code == http.StatusBadRequest && w.now().sessionID != "" && rep.msg.err.Code <= -32000 && rep.msg.err.Code > -32020 ||
+			w.now().modern && doubtful(code, rep.msg.err)
 		rep.doubt = rep.renew
 		return nil
 	case code >= 500:
 		return failure(fault.Unavailable, fault.Server, "SERVER_ERROR", "the server or a proxy before it answered with status "+status).With("status", status).Retry(rep.retryAfter)
 	}
-	rep.doubt = w.modern && doubtful(resp.StatusCode, nil)
+	rep.doubt = w.now().modern && doubtful(resp.StatusCode, nil)
 	rep.renew = rep.doubt || resp.StatusCode == http.StatusNotFound
 	return failure(fault.Unavailable, fault.Server, "SERVER_REFUSED", "the server refused the request with status "+status).With("status", status)
 }

@@ -68,7 +68,7 @@ func (w *httpWire) stream(ctx context.Context, body io.Reader, x *exchange, rep 
 // resumable reports whether a stream that ended so can go on after its last event.
 // What a limit ended does not.
 func (w *httpWire) resumable(ctx context.Context, e *eventReader, err error) bool {
-	return !w.modern && e.lastID != "" && ctx.Err() == nil &&
+	return !w.now().modern && e.lastID != "" && ctx.Err() == nil &&
 		!errors.Is(err, errBudget) && !errors.Is(err, errTooLarge) && !errors.Is(err, errEventTooLarge) && !errors.Is(err, errStreamTooLarge)
 }
 
@@ -83,7 +83,7 @@ func (w *httpWire) events(e *eventReader, x *exchange, rep *reply, asked *rate) 
 		if ev.name != "" && ev.name != "message" {
 			continue
 		}
-		all, err := parseMessages(room, ev.data, takesBatches(w.version))
+		all, err := parseMessages(room, ev.data, takesBatches(w.now().version))
 		if err != nil {
 			w.count.garbage.Add(1)
 			continue
@@ -146,7 +146,7 @@ func (w *httpWire) resume(ctx context.Context, e *eventReader, tries int, rep *r
 		io.CopyN(io.Discard, resp.Body, refusalBytes) //nolint:errcheck // read for the reuse of the connection
 		resp.Body.Close()                             //nolint:errcheck // nothing more is wanted of it
 		if code := resp.StatusCode; code < 500 && code != http.StatusTooManyRequests && code != http.StatusRequestTimeout {
-			if code == http.StatusNotFound && w.sessionID != "" {
+			if code == http.StatusNotFound && w.now().sessionID != "" {
 				rep.renew = true
 				w.lost.Store(true)
 			}

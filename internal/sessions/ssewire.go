@@ -148,8 +148,9 @@ func (w *httpWire) openStream(ctx context.Context, u *url.URL, lastID string) (*
 // oneWayTo returns a wire that only posts, to an endpoint of the same origin.
 func (w *httpWire) oneWayTo(u *url.URL, version string) *httpWire {
 	to := &httpWire{rt: w.rt, conn: w.conn, key: w.key, target: w.target, creds: w.creds, limits: w.limits, count: w.count, tasks: w.tasks,
-		oneWay: true, named: u, version: version}
+		oneWay: true, named: u}
 	to.endpoint.Store(u)
+	to.agreed.Store(&agreement{version: version})
 	return to
 }
 

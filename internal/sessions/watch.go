@@ -53,14 +53,14 @@ func listenParams(announced map[string]bool) []byte {
 // the legacy one.
 func (w *httpWire) watch(ctx context.Context, want *watch) (end watchEnd) {
 	verb, body := http.MethodGet, (*sendBody)(nil)
-	if w.modern {
+	if w.now().modern {
 		verb, body = http.MethodPost, &sendBody{data: want.body}
 	}
 	r, err := w.request(ctx, verb, w.endpoint.Load(), body)
 	if err != nil {
 		return end
 	}
-	if w.modern {
+	if w.now().modern {
 		r.Header[mcp.HeaderMethod] = []string{string(mcp.MethodSubscriptionsListen)}
 	} else {
 		r.Header["Accept"] = []string{"text/event-stream"}
@@ -82,7 +82,7 @@ func (w *httpWire) watch(ctx context.Context, want *watch) (end watchEnd) {
 		end.refused = code < 500 && code != http.StatusUnauthorized && code != http.StatusForbidden && code != http.StatusTooManyRequests && code != http.StatusRequestTimeout
 		io.CopyN(io.Discard, resp.Body, refusalBytes) //nolint:errcheck // read for the reuse of the connection
 		switch {
-		case code == http.StatusNotFound && w.watched && w.sessionID != "":
+		case code == http.StatusNotFound && w.watched && w.now().sessionID != "":
 			w.lost.Store(true)
 			w.conn.pool.drop(w.conn, "the server forgot the session", true)
 		case w.lastEvent != "" && end.refused:
@@ -93,7 +93,7 @@ func (w *httpWire) watch(ctx context.Context, want *watch) (end watchEnd) {
 	}
 	began := time.Now()
 	w.watched = true
-	if !w.modern {
+	if !w.now().modern {
 		want.opened()
 	}
 	hint, refused := w.follow(ctx, stream, want)
@@ -109,7 +109,7 @@ func (w *httpWire) follow(ctx context.Context, stream io.Reader, want *watch) (h
 	asked, room := rate{most: w.limits.ServerRequests}, make([]message, 0, 1)
 	for {
 		ev, err := e.next()
-		if !w.modern {
+		if !w.now().modern {
 			w.lastEvent = e.lastID
 		}
 		if err != nil {
@@ -118,7 +118,7 @@ func (w *httpWire) follow(ctx context.Context, stream io.Reader, want *watch) (h
 		if ev.name != "" && ev.name != "message" {
 			continue
 		}
-		all, err := parseMessages(room, ev.data, takesBatches(w.version))
+		all, err := parseMessages(room, ev.data, takesBatches(w.now().version))
 		if err != nil {
 			w.count.garbage.Add(1)
 			continue
@@ -141,12 +141,12 @@ func (w *httpWire) heard(m *message, want *watch) (over, refused bool) {
 	case m.isRequest():
 		w.serverAsks(*m, nil)
 	case m.isResponse():
-		if w.modern && m.answers(want.id) {
+		if w.now().modern && m.answers(want.id) {
 			return true, m.err != nil
 		}
 		w.count.stray.Add(1)
 	default:
-		return want.note(m, w.modern), false
+		return want.note(m, w.now().modern), false
 	}
 	return false, false
 }
