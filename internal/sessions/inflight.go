@@ -7,6 +7,7 @@ import "sync"
 type inflight struct {
 	mu      sync.Mutex
 	pending map[int64]*waiter
+	owed    int // answers that nobody waits for any more
 }
 
 // waiter is a request in flight.
@@ -29,7 +30,10 @@ func (f *inflight) enter(id int64) *waiter {
 func (f *inflight) leave(id int64, wait *waiter) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	delete(f.pending, id)
+	if f.pending[id] == wait {
+		f.owed = min(f.owed+1, maxOwed)
+		delete(f.pending, id)
+	}
 	select {
 	case m := <-wait.answer:
 		m.hold.release()
@@ -52,6 +56,21 @@ func (f *inflight) deliver(m *message) bool {
 		}
 	}
 	return false
+}
+
+// maxOwed bounds how many late answers are expected.
+const maxOwed = 256
+
+// late reports whether an answer that was delivered to nobody may be one that was
+// given up before. There are no more of them than were given up.
+func (f *inflight) late() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.owed == 0 {
+		return false
+	}
+	f.owed--
+	return true
 }
 
 // judge turns the message that was delivered for an exchange into its reply.

@@ -22,8 +22,8 @@ type Limits struct {
 	// ListBytes, ListItems and ListPages bound one listing: 16 MiB, 5000, 200.
 	ListBytes            int64
 	ListItems, ListPages int
-	// NoiseBytes bounds what a stream may carry beside the answer, default 8 MiB; on
-	// HTTP+SSE, whose stream lasts, what it may carry in a minute beside an event.
+	// NoiseBytes bounds what a stream may carry beside the answer, default 8 MiB. Of
+	// HTTP+SSE, whose stream lasts, and of a child's output it is for each minute.
 	NoiseBytes int64
 	// EventLines bounds the lines of one event, default 65536.
 	EventLines int
@@ -35,6 +35,9 @@ type Limits struct {
 	LineBytes int64
 	// StderrBytes bounds what is logged of a child's diagnostics, default 64 KiB.
 	StderrBytes int64
+	// DiagnosticBytes bounds what a child may write to standard error in a minute,
+	// default 64 MiB. More ends the connection.
+	DiagnosticBytes int64
 	// Write bounds the wait for a child to take a message, default 10 s.
 	Write time.Duration
 	// Grace is the wait after closing a child's input, and again after SIGTERM,
@@ -88,6 +91,7 @@ func (l Limits) withDefaults() Limits {
 	def(&l.ServerRequests, 64)
 	def(&l.LineBytes, 16<<20)
 	def(&l.StderrBytes, 64<<10)
+	def(&l.DiagnosticBytes, 64<<20)
 	def(&l.Write, 10*time.Second)
 	def(&l.Grace, 2*time.Second)
 	def(&l.InFlight, 256)

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"time"
 
 	"github.com/mark3labs/mcp-go/mcp"
 )
@@ -15,6 +16,7 @@ func (w *stdioWire) read(stdout io.Reader) {
 	r := bufio.NewReaderSize(stdout, 16<<10)
 	var line []byte
 	hold := w.conn.pool.lease(w.conn.key.Tenant)
+	beside := noise{most: w.limits.NoiseBytes, since: time.Now()}
 	for {
 		part, err := r.ReadSlice('\n')
 		if len(part) > 0 {
@@ -22,19 +24,22 @@ func (w *stdioWire) read(stdout io.Reader) {
 		}
 		if int64(len(line)+len(part)) > w.limits.LineBytes {
 			hold.release()
-			w.fail("the server's program wrote a line that is too long")
-			io.Copy(io.Discard, r) //nolint:errcheck // so that the child is not stuck while it is ended
+			w.quit(r, "the server's program wrote a line that is too long")
 			return
 		}
 		if hold.grow(cap(line)+len(part)) != nil {
 			hold.release()
-			err = skipLine(r, err)
-			w.giveUp(append(line, part...))
-			line = nil
+			part = append(line, part...)
+			w.giveUp(part)
+			err = skipLine(r, err, w.limits.LineBytes-int64(len(part)))
+			if errors.Is(err, errTooLarge) {
+				w.quit(r, "the server's program wrote a line that is too long")
+				return
+			}
+			line, part = nil, nil
 			if err == nil {
 				continue
 			}
-			part = nil
 		}
 		if errors.Is(err, bufio.ErrBufferFull) {
 			line = append(line, part...)
@@ -43,8 +48,13 @@ func (w *stdioWire) read(stdout io.Reader) {
 		if len(line) > 0 {
 			part = append(line, part...)
 		}
-		w.line(bytes.TrimSpace(part), len(line) > 0, hold)
-		line, hold = nil, w.conn.pool.lease(w.conn.key.Tenant)
+		if w.line(bytes.TrimSpace(part), len(line) > 0, hold) {
+			hold = w.conn.pool.lease(w.conn.key.Tenant)
+		} else if beside.hear(len(part)) {
+			w.quit(r, "the server's program writes too much that is no answer")
+			return
+		}
+		line = nil
 		if err != nil {
 			w.fail("the server's program closed its output")
 			return
@@ -52,10 +62,21 @@ func (w *stdioWire) read(stdout io.Reader) {
 	}
 }
 
-// skipLine reads the rest of a line that began with a read that ended with err.
-func skipLine(r *bufio.Reader, err error) error {
+// quit ends the connection, and reads on so that the child is not stuck meanwhile.
+func (w *stdioWire) quit(r io.Reader, why string) {
+	w.fail(why)
+	io.Copy(io.Discard, r) //nolint:errcheck // it ends with the child
+}
+
+// skipLine reads the rest of a line that began with a read that ended with err,
+// most bytes at most.
+func skipLine(r *bufio.Reader, err error, most int64) error {
 	for errors.Is(err, bufio.ErrBufferFull) {
-		_, err = r.ReadSlice('\n')
+		var part []byte
+		part, err = r.ReadSlice('\n')
+		if most -= int64(len(part)); most < 0 {
+			return errTooLarge
+		}
 	}
 	return err
 }
@@ -70,11 +91,12 @@ func (w *stdioWire) giveUp(begin []byte) {
 	w.tasks.run(func() { w.fail("the server's program wrote more than can be held at this time") })
 }
 
-// line judges one line, which is the reader's buffer unless it is owned. What the
+// line judges one line, which is the reader's buffer unless it is owned, and
+// reports whether it was an answer that some request has, or had wanted. What the
 // line has of the budget goes with an answer and is given back for all else.
-func (w *stdioWire) line(data []byte, owned bool, hold *lease) {
+func (w *stdioWire) line(data []byte, owned bool, hold *lease) (answer bool) {
 	if len(data) == 0 {
-		return
+		return false
 	}
 	taken := false
 	defer func() {
@@ -96,12 +118,12 @@ func (w *stdioWire) line(data []byte, owned bool, hold *lease) {
 				}
 				w.take(&all[i])
 			}
-			return
+			return taken
 		}
 	}
 	if data[0] != '{' {
 		w.garbage()
-		return
+		return false
 	}
 	m, err := parseMessage(data)
 	if err == nil && m.isResponse() && !owned {
@@ -109,10 +131,11 @@ func (w *stdioWire) line(data []byte, owned bool, hold *lease) {
 	}
 	if err != nil {
 		w.garbage()
-		return
+		return false
 	}
 	m.hold = hold
 	taken = w.take(&m)
+	return taken || m.isResponse() && w.requests.late()
 }
 
 // garbage counts a line that is no message. It is logged at growing distances,
@@ -168,10 +191,11 @@ func (w *stdioWire) deliver(m *message) bool {
 }
 
 // diagnostics logs what the child writes to standard error, up to the limit, and
-// drains the rest.
+// drains the rest. A child that writes there without end is ended.
 func (w *stdioWire) diagnostics(stderr io.Reader) {
 	r := bufio.NewReaderSize(stderr, 4<<10)
 	var logged int64
+	all := noise{most: w.limits.DiagnosticBytes, since: time.Now()}
 	for {
 		part, err := r.ReadSlice('\n')
 		if len(part) > 0 {
@@ -183,6 +207,10 @@ func (w *stdioWire) diagnostics(stderr io.Reader) {
 			if logged >= w.limits.StderrBytes {
 				w.log.Warn("server diagnostics exceed their limit; the rest is dropped")
 			}
+		}
+		if all.hear(len(part)) {
+			w.quit(r, "the server's program writes diagnostics without end")
+			return
 		}
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return
