@@ -4,9 +4,11 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/confine"
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
 )
 
@@ -75,7 +77,11 @@ func misconducts() []misconduct {
 		{name: "closes its input", want: "ok"},
 		{name: "closes its diagnostics", want: "ok"},
 		{name: "stops reading", request: brief, want: silent},
-		{name: "never reads", limits: hasty, want: "TRANSPORT TIMEOUT, not sent"},
+		{name: "never reads", want: "TRANSPORT TIMEOUT, not sent", do: func(ctx context.Context, r *rig) string {
+			r.target.Timeout = 200 * time.Millisecond
+			defer func() { r.target.Timeout = 0 }()
+			return r.call(ctx, nil)
+		}},
 		{name: "answers before it is asked", want: "ok"},
 		{name: "answers twice", do: calls(3, nil), want: "ok"},
 		{name: "answers another request", request: brief, want: silent},
@@ -114,7 +120,10 @@ func (m *misconduct) play(t testing.TB) {
 	}
 	runtimes := map[string]sessions.Runtime{}
 	for name, act := range map[string]string{"bad": m.name, "good": "good"} {
-		runtimes[name] = sessions.Runtime{Command: []string{self}, Env: map[string]string{"HOSTILE_CHILD": orModern(m.era) + " " + act}}
+		runtimes[name] = sessions.Runtime{
+			Command: []string{self}, Env: map[string]string{"HOSTILE_CHILD": orModern(m.era) + " " + act}, ReadRoots: []string{self},
+			User: strconv.Itoa(os.Getuid()), Limits: confine.Limits{Memory: 1 << 50, AddressSpace: 1 << 50}, // the race detector maps terabytes
+		}
 	}
 	limits := small()
 	if m.limits != nil {
