@@ -75,6 +75,7 @@ type Pool struct {
 	running  int               // living processes in all
 	eras     map[registration]eraNote
 	pauses   map[registration]*pause
+	crashes  map[Key]*crash
 	lately   []ConnectionInfo // a ring of connections that ended
 	oldest   int
 }
@@ -113,7 +114,7 @@ func NewPool(cfg PoolConfig) *Pool {
 		egress: cfg.Egress, log: cfg.Log, creds: cfg.Credentials, runtimes: cfg.Runtimes, tempDir: cfg.TempDir,
 		limits: cfg.Limits.withDefaults(), clientInfo: mcp.Implementation{Name: "bulkhead", Version: cfg.Version},
 		slots: map[Key]*slot{}, tenants: map[tenant.ID]int{}, servers: map[serverKey]int{}, children: map[tenant.ID]int{},
-		eras: map[registration]eraNote{}, pauses: map[registration]*pause{}, opened: cfg.Opened,
+		eras: map[registration]eraNote{}, pauses: map[registration]*pause{}, crashes: map[Key]*crash{}, opened: cfg.Opened,
 		learned: cfg.Learned, alarm: cfg.Alarm,
 	}
 	if p.clientInfo.Version == "" {
@@ -294,6 +295,9 @@ func (p *Pool) slot(k Key, t *Target) (s *slot, trial <-chan struct{}, err error
 	}
 	if s, ok := p.slots[k]; ok {
 		return s, nil, nil
+	}
+	if err := p.crashPause(k); err != nil {
+		return nil, nil, err
 	}
 	if trial, err := p.paused(k); trial != nil || err != nil {
 		return nil, trial, err

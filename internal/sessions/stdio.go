@@ -84,6 +84,7 @@ func (w *stdioWire) fail(why string) {
 	w.mu.Unlock()
 	if !closing {
 		// First of all, so that who is woken below does not get it again.
+		w.conn.pool.crashed(w.conn)
 		w.conn.pool.drop(w.conn, why, true)
 	}
 	close(w.dead)

@@ -119,6 +119,7 @@ func (p *Pool) sweep(now time.Time) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.forgetCrashes(now)
 	for reg, pa := range p.pauses {
 		if pa.trial == nil && now.Sub(pa.until) > 10*p.limits.MaxBackoff {
 			delete(p.pauses, reg)
