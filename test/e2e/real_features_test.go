@@ -13,7 +13,7 @@ import (
 
 // everyMethod are the methods of a contract that allows all that a server has.
 var everyMethod = []string{"tools/list", "tools/call", "resources/list", "resources/templates/list", "resources/read", "prompts/list",
-	"prompts/get"}
+	"prompts/get", "completion/complete"}
 
 // allow reviews a contract for the tools as writes that need no consent, and opens
 // a session.
@@ -77,6 +77,16 @@ func (r *realWorld) prompt(session, name string, args obj) *pb.Call {
 	return call
 }
 
+// completes wants these values to be suggested.
+func (r *realWorld) completes(t *testing.T, in *pb.CreateCompletionRequest, want ...string) {
+	t.Helper()
+	got, err := r.alice.CreateCompletion(r.ctx, in)
+	must(t, err)
+	if !slices.Equal(got.GetValues(), want) || !got.GetSource().GetUntrusted() {
+		t.Errorf("suggested is %v, want %q", got, want)
+	}
+}
+
 // wantText wants a call of any kind to have succeeded with the text in its result.
 func wantText(t *testing.T, c *pb.Call, text string) {
 	t.Helper()
@@ -109,6 +119,15 @@ func everythingFeatures(sent func(*testing.T, *realWorld) string) map[string]fun
 			wantText(t, r.read(ses, "demo://resource/static/document/features.md"), "Everything Server")
 			wantText(t, r.read(ses, "demo://resource/dynamic/text/7"), "Resource 7")
 			wantDenied(t, r.read(ses, "demo://resource/dynamic/blob/7"), "definition")
+		},
+		"completion": func(t *testing.T, r *realWorld) {
+			ses := r.allow(obj{"methods": everyMethod, "prompts": []obj{{"name": "completable-prompt"}}})
+			in := &pb.CreateCompletionRequest{SessionId: ses, Server: "real",
+				Ref:      &pb.CreateCompletionRequest_Ref{Target: &pb.CreateCompletionRequest_Ref_Prompt{Prompt: "completable-prompt"}},
+				Argument: &pb.CreateCompletionRequest_Argument{Name: "department", Value: "S"}}
+			r.completes(t, in, "Sales", "Support")
+			in.Argument, in.Context = &pb.CreateCompletionRequest_Argument{Name: "name", Value: "A"}, raw(obj{"department": "Engineering"})
+			r.completes(t, in, "Alice")
 		},
 		"prompts": func(t *testing.T, r *realWorld) {
 			ses := r.allow(obj{"methods": everyMethod, "prompts": []obj{{"name": "args-prompt"}, {"name": "simple-prompt"}}})
@@ -154,6 +173,18 @@ func modernFeatures(header string) map[string]func(*testing.T, *realWorld) {
 				t.Errorf("what is not there: %v", missing.GetError())
 			}
 		},
+		"completion": func(t *testing.T, r *realWorld) {
+			ses := r.allow(obj{"methods": everyMethod, "prompts": []obj{{"name": "summarize"}}, "resources": []obj{{"uri": "note://book/*"}}})
+			r.completes(t, &pb.CreateCompletionRequest{SessionId: ses, Server: "real",
+				Ref:      &pb.CreateCompletionRequest_Ref{Target: &pb.CreateCompletionRequest_Ref_Prompt{Prompt: "summarize"}},
+				Argument: &pb.CreateCompletionRequest_Argument{Name: "tone", Value: "dr"}}, "dry", "droll")
+			r.completes(t, &pb.CreateCompletionRequest{SessionId: ses, Server: "real",
+				Ref:      &pb.CreateCompletionRequest_Ref{Target: &pb.CreateCompletionRequest_Ref_ResourceTemplate{ResourceTemplate: "note://book/{name}"}},
+				Argument: &pb.CreateCompletionRequest_Argument{Name: "name", Value: "t"}}, "two")
+		},
+		"elicitation":               modernElicitation,
+		"sampling refused, allowed": modernSampling,
+		"roots refused, given":      modernRoots,
 		"prompts": func(t *testing.T, r *realWorld) {
 			ses := r.allow(obj{"methods": everyMethod, "prompts": []obj{{"name": "summarize"}}})
 			r.listed(t, ses, "", "", "summarize")
