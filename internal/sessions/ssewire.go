@@ -212,55 +212,120 @@ type posted struct {
 	hold *lease
 }
 
-// exchange implements wire. The answer may come before the POST has ended, so the
-// POST runs beside the wait for it.
+// sending is the POST of a request, which runs beside the wait for its answer. It
+// lets the body out until that wait is over, so that nothing is sent, and
+// beforeSend not called, once the exchange has returned.
+type sending struct {
+	done   chan posted
+	left   chan struct{} // closed when nobody asks for done any more
+	cancel context.CancelFunc
+
+	mu           sync.Mutex
+	before       func() error
+	went, closed bool
+}
+
+// send begins the POST of a request.
+func (w *sseWire) send(ctx context.Context, x *exchange) *sending {
+	s := &sending{done: make(chan posted, 1), left: make(chan struct{}), before: x.beforeSend}
+	ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	w.tasks.run(func() {
+		defer s.cancel()
+		own := *x
+		own.hold, own.beforeSend = w.conn.pool.lease(w.conn.key.Tenant), s.pass
+		own.patient = true // who waits cancels at the server
+		rep, err := w.post.Load().exchange(ctx, &own)
+		s.done <- posted{rep, err, own.hold}
+		select {
+		case <-s.left:
+			s.forget()
+		default:
+		}
+	})
+	return s
+}
+
+func (s *sending) pass() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errAborted
+	}
+	if s.before != nil {
+		if err := s.before(); err != nil {
+			return err
+		}
+	}
+	s.went = true
+	return nil
+}
+
+// shut lets nothing out any more, and reports whether anything went before.
+func (s *sending) shut() (went bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	return s.went
+}
+
+// leave ends the interest in the POST. Whoever comes last lets its answer go.
+func (s *sending) leave() {
+	s.shut()
+	close(s.left)
+	s.forget()
+}
+
+func (s *sending) forget() {
+	select {
+	case p := <-s.done:
+		p.hold.release()
+	default:
+	}
+}
+
+// exchange implements wire. The answer may come before the POST has ended.
 func (w *sseWire) exchange(ctx context.Context, x *exchange) (reply, error) {
 	wait := w.requests.enter(x.id)
 	defer w.requests.leave(x.id, wait)
-	done, left := make(chan posted), make(chan struct{})
-	defer close(left)
-	pctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	w.tasks.run(func() {
-		defer cancel()
-		own := *x
-		own.hold, own.patient = w.conn.pool.lease(w.conn.key.Tenant), true // who waits cancels at the server
-		rep, err := w.post.Load().exchange(pctx, &own)
-		select {
-		case done <- posted{rep, err, own.hold}:
-		case <-left:
-			own.hold.release()
-		}
-	})
+	s := w.send(ctx, x)
+	defer s.leave()
 	accepted := false
 	for {
 		select {
 		case m := <-wait.answer:
-			time.AfterFunc(250*time.Millisecond, cancel) // time for the POST to end by itself
-			if x.patient && !accepted {
-				p := <-done // so that it is known where redirects led before a call
-				p.hold.release()
-			}
-			return w.requests.judge(x, m)
-		case p := <-done:
+			return w.answered(x, s, m, accepted)
+		case p := <-s.done:
 			x.hold.adopt(p.hold)
 			if p.err != nil || p.rep.msg.err != nil {
 				return w.refused(p)
 			}
-			accepted, done = true, nil
+			accepted = true
 		case <-ctx.Done():
-			cancel()
-			return w.unanswered(x, accepted, done, ended(ctx))
+			return w.unanswered(x, s, accepted, ended(ctx))
 		case <-w.dead:
 			select {
 			case m := <-wait.answer:
-				cancel()
-				return w.requests.judge(x, m)
+				return w.answered(x, s, m, accepted)
 			default:
+				return w.unanswered(x, s, accepted, w.cause)
 			}
-			cancel()
-			return w.unanswered(x, accepted, done, w.cause)
 		}
 	}
+}
+
+// answered judges what came on the stream. An answer to what was not sent is none.
+func (w *sseWire) answered(x *exchange, s *sending, m message, accepted bool) (reply, error) {
+	if !s.shut() {
+		s.cancel()
+		m.hold.release()
+		return reply{}, protocolError("ANSWER_UNASKED", "the server answered a request that it had not been sent")
+	}
+	time.AfterFunc(250*time.Millisecond, s.cancel) // time for the POST to end by itself
+	if x.patient && !accepted {
+		p := <-s.done // so that it is known where redirects led before a call
+		p.hold.release()
+	}
+	return w.requests.judge(x, m)
 }
 
 // refused judges a POST that the server refused or that did not arrive.
@@ -278,10 +343,11 @@ func (w *sseWire) refused(p posted) (reply, error) {
 
 // unanswered ends the wait for an answer that will not come. When the POST still
 // runs, it is stopped and says how far it came.
-func (w *sseWire) unanswered(x *exchange, accepted bool, done <-chan posted, err error) (reply, error) {
+func (w *sseWire) unanswered(x *exchange, s *sending, accepted bool, err error) (reply, error) {
+	s.cancel()
 	rep := reply{phase: MaybeSent}
 	if !accepted {
-		p := <-done
+		p := <-s.done
 		p.hold.release()
 		switch {
 		case p.rep.phase == Answered:
