@@ -12,6 +12,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/calls"
 	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
 	"github.com/bulkhead-mcp/bulkhead/internal/consent"
+	"github.com/bulkhead-mcp/bulkhead/internal/contract"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
 	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
@@ -26,8 +27,7 @@ type lister struct {
 }
 
 func (l lister) ListDefinitions(ctx context.Context, v catalog.Server, c catalog.Context, kind catalog.Kind) (catalog.Listing, error) {
-	t := sessions.Target{ServerName: v.Name, Transport: string(v.Transport), URL: v.URL, Runtime: v.Runtime, Origin: v.Origin,
-		KnownVersion: v.NewestVersion, KnownEra: v.Era}
+	t := calls.TargetOf(v, &contract.Contract{})
 	active, err := l.contracts.Active(ctx, c.Tenant, v.ID)
 	if err != nil {
 		return catalog.Listing{}, err
@@ -242,6 +242,18 @@ type servers struct {
 	*catalog.Service
 	metrics *telemetry.Metrics
 	pool    *sessions.Pool
+}
+
+// UpdateServer implements api.Servers: connections of an earlier registration end.
+// Those of other replicas end when they idle; nothing uses them any more.
+func (s servers) UpdateServer(ctx context.Context, p tenant.Principal, idOrName string, up catalog.ServerUpdate) (catalog.Server, error) {
+	v, err := s.Service.UpdateServer(ctx, p, idOrName, up)
+	if err == nil {
+		s.pool.CloseKey(func(k sessions.Key) bool {
+			return k.Tenant == p.Tenant && k.Server == v.ID && k.Registration != v.Registration
+		})
+	}
+	return v, err
 }
 
 // DeleteServer implements api.Servers.

@@ -132,7 +132,7 @@ func (p *parts) buildCatalog(consents *consent.Service, out *egress.Client, pool
 		return err
 	}
 	stack.push(func(context.Context) error { p.catalog.Close(); return nil })
-	p.signals.catalog = p.catalog
+	p.signals.catalog, p.signals.pool = p.catalog, pool
 	p.lessons.catalog = p.catalog
 	p.changes = newChangeQueue(p.catalog, consents, p.log)
 	pool.OnChange(p.changes.heard)

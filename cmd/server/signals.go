@@ -36,6 +36,7 @@ type signals struct {
 	catalog   *catalog.Service
 	contracts *authz.Service
 	sessions  *sessions.Store
+	pool      *sessions.Pool
 	tenants   *tenant.Service
 }
 
@@ -85,6 +86,8 @@ func (s *signals) heard(e redis.Event) {
 		s.contracts.Forget(t, e.ID)
 	case signalSession:
 		s.sessions.Forget(t, e.ID)
+		// It is sent when the session has closed.
+		s.pool.CloseKey(func(k sessions.Key) bool { return k.Tenant == t && k.Session == e.ID })
 	}
 }
 

@@ -46,6 +46,8 @@ type Service struct {
 	URL, Metrics string
 	// DB is its database, for what no API shows.
 	DB *pgtest.DB
+	// Redis is its Redis.
+	Redis *redistest.Server
 	// OperatorKey is the credential that makes tenants.
 	OperatorKey string
 
@@ -65,7 +67,7 @@ func Start(t testing.TB, runtimes map[string]Runtime) *Service {
 		}
 	})
 	s.DB = pgtest.New(t)
-	redis := redistest.New(t)
+	s.Redis = redistest.New(t)
 	all := maps.Clone(runtimes)
 	for name, r := range all {
 		if r.User == "" {
@@ -80,7 +82,7 @@ func Start(t testing.TB, runtimes map[string]Runtime) *Service {
 	s.start(t, []string{
 		"BULKHEAD_MODE=production",
 		"BULKHEAD_LISTEN=127.0.0.1:0", "BULKHEAD_METRICS_LISTEN=127.0.0.1:0",
-		"BULKHEAD_DATABASE_URL=" + s.DB.URL, "BULKHEAD_REDIS_URL=" + redis.URL,
+		"BULKHEAD_DATABASE_URL=" + s.DB.URL, "BULKHEAD_REDIS_URL=" + s.Redis.URL,
 		"BULKHEAD_KEK_FILE=" + write(t, dir, "kek", "test:"+base64.StdEncoding.EncodeToString(kek[:])+"\n"),
 		"BULKHEAD_OPERATOR_KEY_FILE=" + write(t, dir, "operator.key", s.OperatorKey+"\n"),
 		"BULKHEAD_RUNTIMES_FILE=" + write(t, dir, "runtimes.json", string(declared)),

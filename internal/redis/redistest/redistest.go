@@ -5,12 +5,14 @@ package redistest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -52,6 +54,49 @@ func (s *Server) Client(t testing.TB) *redis.Client {
 	}
 	t.Cleanup(func() { c.Close() })
 	return c
+}
+
+// Holds reports whether any key, or any value of a string, list, hash, set or
+// stream, has the text in it.
+func (s *Server) Holds(t testing.TB, text string) bool {
+	t.Helper()
+	o, err := goredis.ParseURL(s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := goredis.NewClient(o)
+	defer c.Close() //nolint:errcheck // only read from
+	keys, err := c.Keys(t.Context(), "*").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range keys {
+		if strings.Contains(k, text) {
+			return true
+		}
+		var value any
+		switch kind, _ := c.Type(t.Context(), k).Result(); kind {
+		case "string":
+			value, err = c.Get(t.Context(), k).Result()
+		case "list":
+			value, err = c.LRange(t.Context(), k, 0, -1).Result()
+		case "hash":
+			value, err = c.HGetAll(t.Context(), k).Result()
+		case "set":
+			value, err = c.SMembers(t.Context(), k).Result()
+		case "zset":
+			value, err = c.ZRange(t.Context(), k, 0, -1).Result()
+		case "stream":
+			value, err = c.XRange(t.Context(), k, "-", "+").Result()
+		}
+		if err != nil && !errors.Is(err, goredis.Nil) {
+			t.Fatal(err)
+		}
+		if strings.Contains(fmt.Sprint(value), text) {
+			return true
+		}
+	}
+	return false
 }
 
 // New returns the best Redis of this machine and logs which it is. It is
