@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -104,6 +105,13 @@ func (s *Server) Seen(method string) []*Request {
 		}
 	}
 	return out
+}
+
+// Requests returns all requests so far.
+func (s *Server) Requests() []*Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.seen)
 }
 
 // Count returns the number of requests with this method or verb so far.

@@ -285,6 +285,9 @@ func (c *conn) readResult(t *Target, r *Request, m *message, resp *Response) err
 	}
 	if flaw != "" {
 		resp.ResultType, resp.Asks, resp.RequestState, resp.Task = "", nil, nil, nil
+		if member(m.result, "requestState") != nil {
+			resp.Result = nil // the state is not for anybody to see, and the rest of no use without it
+		}
 		return protocolError(ResultInvalid, "the server's result "+flaw)
 	}
 	if resp.ResultType == "" {

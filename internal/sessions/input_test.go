@@ -70,7 +70,8 @@ func TestInput_Refused(t *testing.T) {
 	} {
 		s.On("tools/call", mcptest.Result(`{"resultType":"input_required"`+c.members+`}`))
 		resp, err := p.Do(t.Context(), keyOf(t, "a"), declaring(s.URL, c.declared), echo())
-		if f, ok := fault.As(err); !ok || f.Reason != ResultInvalid || resp.Phase != Answered || resp.Asks != nil || resp.RequestState != nil || resp.ResultType != "" || resp.Result == nil {
+		if f, ok := fault.As(err); !ok || f.Reason != ResultInvalid || resp.Phase != Answered || resp.Asks != nil || resp.RequestState != nil || resp.ResultType != "" ||
+			(resp.Result == nil) != strings.Contains(c.members, "requestState") {
 			t.Errorf("%s: %+v %v", name, resp, err)
 		}
 	}
