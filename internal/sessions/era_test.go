@@ -306,3 +306,21 @@ func TestStdio_ASlowStartKeepsTheVerdict(t *testing.T) {
 		target.KnownVersion = ""
 	}
 }
+
+// A connection that was made while a downgrade was allowed, such as by an admin's
+// probe of a server that all users share, serves nobody to whom it is forbidden.
+func TestEra_AFallenBackConnectionServesNoStrictContract(t *testing.T) {
+	t.Parallel()
+	s := mcptest.New(t, mcptest.Legacy)
+	p := newPool(t, nil)
+	target := httpTarget(s.URL)
+	target.KnownEra, target.KnownVersion = EraModern, "2026-07-28"
+	resp, err := p.Do(t.Context(), sharedKey(t), target, echo())
+	succeed(t, resp, err)
+	target.DowngradeForbidden = true
+	resp, err = p.Do(t.Context(), sharedKey(t), target, echo())
+	expect(t, resp, err, "DOWNGRADE_REFUSED", fault.Protocol, NotSent)
+	if n := s.Count("tools/call"); n != 1 {
+		t.Errorf("%d calls", n)
+	}
+}

@@ -290,7 +290,7 @@ func (c *conn) initialize(ctx context.Context, offered []string, known string) e
 	case c.target.DowngradeForbidden && version < known:
 		return downgraded(known)
 	}
-	c.era, c.version = EraLegacy, version
+	c.era, c.version, c.fellBack = EraLegacy, version, version < known
 	c.wire.speak(c.era, c.version)
 	c.enter(StateNegotiated)
 	c.learn(member(rep.msg.result, "capabilities"), member(rep.msg.result, "serverInfo"))

@@ -249,7 +249,7 @@ func (p *Pool) acquire(ctx context.Context, k Key, t *Target, any bool) (*conn, 
 			return nil, s.err
 		}
 		c := s.c
-		if !t.allowed(c.version) {
+		if !t.allowed(c.version) || t.DowngradeForbidden && c.fellBack {
 			p.drop(c, "the contract no longer allows the negotiated version", false)
 			continue
 		}
