@@ -25,7 +25,7 @@ type conn struct {
 
 	// Set while connecting, fixed afterwards.
 	era, version string
-	fellBack     bool // to an older version than the server had proved
+	fellBack     bool         // to an older version than the server had proved
 	declared     Capabilities // what a legacy server was told
 	caps, info   json.RawMessage
 	offers       uint8           // what the server declares, as bits
