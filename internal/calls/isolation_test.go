@@ -73,6 +73,10 @@ var isolationCases = map[string]func(x *stranger){
 		_, err := x.Cancel(x.ctx, x.user, x.waiting.ID)
 		x.notFound("cancel", err)
 	},
+	"calls.Complete": func(x *stranger) {
+		_, err := x.Complete(x.ctx, x.user, Query{SessionID: x.session.ID, Server: x.server.ID, Prompt: "greet", Argument: "who"})
+		x.notFound("complete in her session", err)
+	},
 	"calls.Check": func(x *stranger) {
 		if x.sameTenant {
 			return // a dry run is an admin's; it shows a contract, nobody's calls
