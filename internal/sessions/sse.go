@@ -42,8 +42,12 @@ type eventReader struct {
 	total int64
 
 	partial []byte // the beginning of a line that is not complete yet
-	skipLF  bool   // the last line ended with CR; a LF that follows belongs to it
-	started bool   // the first line was seen, so a byte order mark is data
+	// blocks come before partial in a line of more than a block; they are joined
+	// once, at its end. blocked is their length.
+	blocks  [][]byte
+	blocked int
+	skipLF  bool // the last line ended with CR; a LF that follows belongs to it
+	started bool // the first line was seen, so a byte order mark is data
 
 	data  []byte
 	lines int // data lines of the event so far
@@ -108,6 +112,36 @@ func (e *eventReader) next() (event, error) {
 // is never a part of it.
 const wholeLine = 64 << 10
 
+// blockBytes is the size of the blocks that a long line is kept in meanwhile.
+const blockBytes = 1 << 20
+
+// join ends the line that is put together in blocks and partial.
+func (e *eventReader) join(end []byte) []byte {
+	if e.blocks == nil {
+		e.partial = append(e.partial, end...)
+		return e.partial
+	}
+	whole := make([]byte, 0, e.blocked+len(e.partial)+len(end))
+	for _, b := range e.blocks {
+		whole = append(whole, b...)
+	}
+	e.partial = append(append(whole, e.partial...), end...)
+	e.blocks, e.blocked = nil, 0
+	return e.partial
+}
+
+// room makes room for n more bytes in a text that is put together, of at most most
+// bytes. A large one doubles: append adds a quarter, and would copy a text of many
+// megabytes five times over.
+func room(buf []byte, n int, most int64) []byte {
+	need := len(buf) + n
+	if need <= cap(buf) || need < blockBytes {
+		return buf
+	}
+	size := int(min(int64(2*cap(buf)), most+1)) // a byte more for what separates lines
+	return append(make([]byte, 0, max(need, size)), buf...)
+}
+
 // keep hands the data of the last event over to the caller for good.
 func (e *eventReader) keep() { e.data = nil }
 
@@ -147,7 +181,7 @@ func (e *eventReader) field(line []byte) error {
 			e.data, e.partial = value, nil
 			return e.grow(cap(e.data))
 		}
-		if e.lines > 1 {
+		if e.data = room(e.data, len(value)+1, e.lim.event); e.lines > 1 {
 			e.data = append(e.data, '\n')
 		}
 		e.data = append(e.data, value...)
@@ -176,12 +210,16 @@ func (e *eventReader) grow(n int) error {
 		return err
 	}
 	begin := e.data
+	if len(begin) == 0 && e.blocks != nil {
+		e.partial = e.blocks[0]
+	}
 	if len(begin) == 0 {
 		begin = bytes.TrimPrefix(e.partial, []byte("data:"))
 	}
 	e.giveUp(begin)
 	e.hold.release()
 	e.data, e.partial, e.skipping = nil, nil, true
+	e.blocks, e.blocked = nil, 0
 	return e.err
 }
 
@@ -203,16 +241,19 @@ func (e *eventReader) line() ([]byte, error) {
 			e.skipLF = e.rest[end] == '\r'
 			e.advance(end + 1)
 			if len(e.partial) > 0 {
-				e.partial = append(e.partial, line...)
-				line = e.partial
+				line = e.join(line)
 			}
 			return e.first(line), nil
 		}
-		if int64(len(e.partial)+len(e.rest)) > e.lim.event+64 {
+		if int64(e.blocked+len(e.partial)+len(e.rest)) > e.lim.event+64 {
 			return nil, errEventTooLarge
 		}
-		if err := e.grow(cap(e.data) + len(e.partial) + len(e.rest)); err != nil {
+		if err := e.grow(cap(e.data) + e.blocked + cap(e.partial) + len(e.rest)); err != nil {
 			return nil, err
+		}
+		if cap(e.partial) >= blockBytes && len(e.partial)+len(e.rest) > cap(e.partial) {
+			e.blocks, e.blocked = append(e.blocks, e.partial), e.blocked+len(e.partial)
+			e.partial = make([]byte, 0, blockBytes+len(e.rest))
 		}
 		e.partial = append(e.partial, e.rest...)
 		if e.skipping {
@@ -221,7 +262,7 @@ func (e *eventReader) line() ([]byte, error) {
 		e.rest, e.lf = nil, -2
 		if err := e.fill(); err != nil {
 			if err == io.EOF && len(e.partial) > 0 {
-				line := e.first(e.partial)
+				line := e.first(e.join(nil))
 				e.partial = nil
 				return line, nil
 			}

@@ -42,11 +42,11 @@ func (w *stdioWire) read(stdout io.Reader) {
 			}
 		}
 		if errors.Is(err, bufio.ErrBufferFull) {
-			line = append(line, part...)
+			line = append(room(line, len(part), w.limits.LineBytes), part...)
 			continue
 		}
 		if len(line) > 0 {
-			part = append(line, part...)
+			part = append(room(line, len(part), w.limits.LineBytes), part...)
 		}
 		if w.line(bytes.TrimSpace(part), len(line) > 0, hold) {
 			hold = w.conn.pool.lease(w.conn.key.Tenant)
