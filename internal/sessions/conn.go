@@ -35,8 +35,9 @@ type conn struct {
 	// watchTried is closed once the first attempt to watch is open or has failed;
 	// nil where nothing is watched.
 	watchTried chan struct{}
-	refusal    reply // the HTTP answer that ended the negotiation, if one did
-	attempts   int   // to connect, this one and those before it that failed
+	refusal    reply         // the HTTP answer that ended the negotiation, if one did
+	attempts   int           // to connect, this one and those before it that failed
+	gone       chan struct{} // closed when it was dropped
 	// turn holds one token where calls run one at a time.
 	turn chan struct{}
 
@@ -60,9 +61,14 @@ type conn struct {
 	active     int
 	ended      bool
 	closing    bool
-	watchOpen  bool
+	watchOpen  int  // streams of changes that are open
+	watchDone  bool // watchTried is closed
 	listed     bool // a list began before the stream of changes was open
+	watchCtx   context.Context
 	stopWatch  context.CancelFunc
+	watcher    *watcher        // holds the stream of changes
+	taking     *watcher        // is to take over
+	keeper     *subscriber     // has subscriptions here, so that this is never idle
 	told       time.Time       // when the last change was reported
 	untold     map[string]bool // changes that wait for the next report
 	tellTimer  *time.Timer

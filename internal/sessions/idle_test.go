@@ -118,7 +118,7 @@ func announcing(p *Pool) bool {
 func openStreams(p *Pool) (n int) {
 	for _, c := range p.matching(func(Key) bool { return true }) {
 		c.mu.Lock()
-		if c.watchOpen {
+		if c.watchOpen > 0 {
 			n++
 		}
 		c.mu.Unlock()

@@ -149,6 +149,8 @@ func (c *conn) noticed(m *message, own *talk, modern bool) {
 		c.progressed(m.params, own, modern)
 	case string(mcp.MethodNotificationMessage):
 		c.logged(m.params, own, modern)
+	case mcp.MethodNotificationResourceUpdated:
+		c.resourceUpdated(m.params)
 	case string(mcp.MethodNotificationCancelled):
 		if !modern {
 			c.takenBack(m.params)

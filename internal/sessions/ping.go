@@ -25,7 +25,7 @@ func (c *conn) pingDue(now time.Time) bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	open := c.watchOpen || c.oneChannel()
+	open := c.watchOpen > 0 || c.oneChannel()
 	if !open || c.pinging || c.ended || c.active > 0 || now.Sub(c.lastUsed) < every || now.Sub(c.pinged) < every {
 		return false
 	}

@@ -61,6 +61,7 @@ type Pool struct {
 	alarm      func(k Key, t Target, event string)
 	answers    *budget
 	pings      atomic.Int32 // under way
+	onUpdated  atomic.Pointer[func(Updated)]
 
 	tasks  tasks
 	ctx    context.Context // ends connecting and watching at Shutdown
@@ -69,6 +70,7 @@ type Pool struct {
 	mu       sync.Mutex
 	closed   bool
 	slots    map[Key]*slot
+	subs     map[Key]*subscriber
 	tenants  map[tenant.ID]int // slots of each tenant
 	servers  map[serverKey]int // slots of each server
 	children map[tenant.ID]int // living processes of each tenant
@@ -115,6 +117,7 @@ func NewPool(cfg PoolConfig) *Pool {
 		limits: cfg.Limits.withDefaults(), clientInfo: mcp.Implementation{Name: "bulkhead", Version: cfg.Version},
 		slots: map[Key]*slot{}, tenants: map[tenant.ID]int{}, servers: map[serverKey]int{}, children: map[tenant.ID]int{},
 		eras: map[registration]eraNote{}, pauses: map[registration]*pause{}, crashes: map[Key]*crash{}, opened: cfg.Opened,
+		subs: map[Key]*subscriber{},
 		learned: cfg.Learned, alarm: cfg.Alarm,
 	}
 	if p.clientInfo.Version == "" {
@@ -375,7 +378,7 @@ func publicText(err error) string {
 // told about from its first moment.
 func (p *Pool) begin(s *slot, k Key, t Target) *conn {
 	now := time.Now()
-	c := &conn{id: resource.NewID(resource.Connection), pool: p, key: k, target: t, opened: now, lastUsed: now, turn: make(chan struct{}, 1)}
+	c := &conn{id: resource.NewID(resource.Connection), pool: p, key: k, target: t, opened: now, lastUsed: now, turn: make(chan struct{}, 1), gone: make(chan struct{})}
 	c.enter(StateIdentified)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -424,6 +427,9 @@ func (p *Pool) drop(c *conn, why string, gap bool) {
 		return
 	}
 	c.ended = true
+	if c.gone != nil {
+		close(c.gone)
+	}
 	idle := c.active == 0
 	c.closing = idle
 	announced := len(c.announced) > 0

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,7 +35,7 @@ type stdioWire struct {
 	mu      sync.Mutex
 	modern  bool
 	version string
-	listen  *watch
+	listens []*watch // open streams of changes, the newest last
 	closing bool
 }
 
@@ -200,12 +201,12 @@ func oneLine(body []byte) ([]byte, error) {
 func (w *stdioWire) watch(ctx context.Context, want *watch) (end watchEnd) {
 	wait := w.requests.enter(want.id)
 	w.mu.Lock()
-	w.listen = want
+	w.listens = append(w.listens, want)
 	w.mu.Unlock()
 	defer func() {
 		w.requests.leave(want.id, wait)
 		w.mu.Lock()
-		w.listen = nil
+		w.listens = slices.DeleteFunc(slices.Clone(w.listens), func(l *watch) bool { return l == want })
 		w.mu.Unlock()
 	}()
 	began := time.Now()
@@ -217,6 +218,9 @@ func (w *stdioWire) watch(ctx context.Context, want *watch) (end watchEnd) {
 		m.hold.release()
 		end.refused = m.err != nil
 	case <-ctx.Done():
+		if !w.conn.over() { // closing the stream is a message here
+			w.tasks.run(func() { w.notify(context.Background(), encodeCancel(want.id)) }) //nolint:errcheck // what still comes is dropped
+		}
 	case <-w.dead:
 		end.refused = true // a new process is a new connection
 	}

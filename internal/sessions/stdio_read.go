@@ -166,13 +166,23 @@ func (w *stdioWire) take(m *message) (delivered bool) {
 		w.conn.asked(w, m, nil)
 	case m.method != "":
 		w.mu.Lock()
-		listen, modern := w.listen, w.modern
+		listens, modern := w.listens, w.modern
 		w.mu.Unlock()
+		var listen *watch
+		for _, l := range listens { // the newest of those that it may belong to
+			if l.owns(m) {
+				listen = l
+			}
+		}
 		if listen == nil {
-			w.conn.noticed(m, nil, modern)
+			if len(listens) == 0 {
+				w.conn.noticed(m, nil, modern)
+			} else {
+				w.conn.count.stray.Add(1) // of a stream that is closed
+			}
 			return false
 		}
-		if listen.note(m, modern) {
+		if listen.note(m, nil, modern) {
 			w.deliver(&message{id: []byte(formatID(listen.id)), result: []byte("{}")})
 		}
 	default:

@@ -52,7 +52,7 @@ func (c *conn) opens() ConnectionInfo {
 	defer c.mu.Unlock()
 	return ConnectionInfo{
 		ID: c.id, Key: c.key, ServerName: c.target.ServerName, Transport: c.target.Transport, State: c.state,
-		Opened: c.opened, LastUsed: c.lastUsed, Active: c.active, Watching: c.watchOpen, Stages: slices.Clone(c.stages),
+		Opened: c.opened, LastUsed: c.lastUsed, Active: c.active, Watching: c.watchOpen > 0, Stages: slices.Clone(c.stages),
 		Stray: c.count.stray.Load(), Garbage: c.count.garbage.Load(), Logs: logs,
 	}
 }

@@ -70,7 +70,7 @@ func (p *Pool) evict(among func(Key) bool) bool {
 			continue
 		}
 		s.c.mu.Lock()
-		idle, used := s.c.active == 0 && !s.c.ended, s.c.lastUsed
+		idle, used := s.c.active == 0 && !s.c.ended && s.c.keeper == nil, s.c.lastUsed
 		s.c.mu.Unlock()
 		if idle && (victim == nil || used.Before(since)) {
 			victim, since = s.c, used
@@ -106,7 +106,7 @@ func (p *Pool) sweeping() {
 func (p *Pool) sweep(now time.Time) {
 	for _, c := range p.matching(func(Key) bool { return true }) {
 		c.mu.Lock()
-		busy, unused, age := c.active > 0, now.Sub(c.lastUsed), now.Sub(c.opened)
+		busy, unused, age := c.active > 0 || c.keeper != nil, now.Sub(c.lastUsed), now.Sub(c.opened)
 		c.mu.Unlock()
 		switch {
 		case !busy && unused >= p.limits.Idle:

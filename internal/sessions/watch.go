@@ -15,6 +15,10 @@ type watch struct {
 	// id and body are those of subscriptions/listen; unused in the legacy era.
 	id   int64
 	body []byte
+	// uris are the resources whose changes are asked for, and granted those that the
+	// server acknowledged, nil for all. granted is set before opened is called.
+	uris    []string
+	granted []string
 	// opened is called when the stream is known to be open.
 	opened func()
 	// conn takes what is told on the stream.
@@ -31,10 +35,13 @@ type watchEnd struct {
 	retry time.Duration
 }
 
-// listenBody writes the parameters of subscriptions/listen for the kinds of list
-// whose changes the server announces.
-func listenParams(announced map[string]bool) []byte {
-	filter := map[string]bool{}
+// listenParams writes the parameters of subscriptions/listen for the kinds of list
+// whose changes the server announces, and for resources.
+func listenParams(announced map[string]bool, uris []string) []byte {
+	filter := map[string]any{}
+	if len(uris) > 0 {
+		filter["resourceSubscriptions"] = uris
+	}
 	for kind, name := range map[string]string{
 		KindTool: "toolsListChanged", KindPrompt: "promptsListChanged", KindResourceTemplate: "resourcesListChanged",
 	} {
@@ -44,7 +51,7 @@ func listenParams(announced map[string]bool) []byte {
 	}
 	b, err := json.Marshal(map[string]any{"notifications": filter})
 	if err != nil {
-		panic(err) // booleans always encode
+		panic(err) // booleans and strings always encode
 	}
 	return b
 }
@@ -137,34 +144,70 @@ func (w *httpWire) follow(ctx context.Context, stream io.Reader, want *watch) (h
 // heard judges one message of a stream of changes and reports whether it ends the
 // stream, and whether because the server refuses it.
 func (w *httpWire) heard(m *message, want *watch) (over, refused bool) {
+	modern := w.now().modern
 	switch {
 	case m.isRequest():
 		w.serverAsks(*m, nil)
 	case m.isResponse():
-		if w.now().modern && m.answers(want.id) {
+		if modern && m.answers(want.id) {
 			return true, m.err != nil
 		}
 		w.count.stray.Add(1)
+	case modern && !want.owns(m):
+		w.count.stray.Add(1)
+	case modern: // what belongs to a request comes on its own stream
+		return want.note(m, nobody, true), false
 	default:
-		return want.note(m, w.now().modern), false
+		return want.note(m, nil, false), false
 	}
 	return false, false
 }
 
+// owns reports whether a message belongs to this stream, as far as it says.
+func (want *watch) owns(m *message) bool {
+	id := member(member(m.params, "_meta"), mcp.MetaKeySubscriptionID)
+	if m.method == string(mcp.MethodNotificationCancelled) && id == nil {
+		id = member(m.params, "requestId")
+	}
+	named := message{id: id}
+	return id == nil || named.answers(want.id)
+}
+
 // note judges a notification on a stream of changes and reports whether it ends
 // the stream.
-func (want *watch) note(m *message, modern bool) (over bool) {
+func (want *watch) note(m *message, own *talk, modern bool) (over bool) {
 	switch m.method {
 	case string(mcp.MethodNotificationSubscriptionsAcknowledged):
+		if filter := member(m.params, "notifications"); filter != nil && len(want.uris) > 0 {
+			want.granted = acknowledged(member(filter, "resourceSubscriptions"))
+		}
 		want.opened()
+		return false
 	case string(mcp.MethodNotificationCancelled):
 		named := message{id: member(m.params, "requestId")}
 		if modern {
 			return named.answers(want.id)
 		}
 	}
-	want.conn.noticed(m, nil, modern)
+	want.conn.noticed(m, own, modern)
 	return false
+}
+
+// acknowledged reads the resources that a server granted.
+func acknowledged(raw []byte) []string {
+	s := scanner{data: raw}
+	out := []string{}
+	err := s.array(0, func() error {
+		v, err := s.raw(1)
+		if uri, ok := text(v); ok && len(out) < maxSubscriptions {
+			out = append(out, uri)
+		}
+		return err
+	})
+	if err != nil {
+		return []string{}
+	}
+	return out
 }
 
 // oneChannel reports whether the server announces changes where everything else

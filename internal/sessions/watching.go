@@ -18,54 +18,107 @@ func (c *conn) announces() bool {
 	return len(c.announced) > 0
 }
 
+// watcher holds one stream of changes open, again and again. One that asks for
+// other resources takes over from the one before it once its stream is
+// acknowledged, so that nothing changes unseen in between.
+type watcher struct {
+	uris   []string // of resources, in the modern era
+	cancel context.CancelFunc
+	ended  chan struct{} // closed when it has ended
+}
+
 // watch starts the watcher of a connection whose server announces changes.
 func (p *Pool) watch(c *conn) {
 	if c.watchTried == nil {
 		return
 	}
-	ctx, cancel := context.WithCancel(p.ctx)
-	c.mu.Lock()
-	gone := c.ended
-	if !gone {
-		c.stopWatch = cancel
+	c.changed(connected) // what was listed before this connection may be out of date
+	if c.startWatcher(nil) == nil {
+		c.watchedOnce()
 	}
-	c.mu.Unlock()
-	if gone {
-		cancel()
-		close(c.watchTried)
-		return
-	}
-	p.tasks.run(func() {
-		defer cancel()
-		c.watching(ctx)
-	})
 }
 
-// watching runs until ctx ends: it holds the stream of changes open. It reports
-// the new connection, and a gap each time the stream breaks and each time it
-// opens after something was listed.
-func (c *conn) watching(ctx context.Context) {
+// watchedOnce tells who waits for the stream that it is open or will not be.
+func (c *conn) watchedOnce() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.watchTried != nil && !c.watchDone {
+		c.watchDone = true
+		close(c.watchTried)
+	}
+}
+
+// startWatcher starts a watcher, which takes over from the one there is. It
+// returns nil when the connection is over.
+func (c *conn) startWatcher(uris []string) *watcher {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended || !c.pool.tasks.begin() {
+		return nil
+	}
+	if c.watchCtx == nil {
+		c.watchCtx, c.stopWatch = context.WithCancel(c.pool.ctx)
+	}
+	r := &watcher{uris: uris, ended: make(chan struct{})}
+	ctx, cancel := context.WithCancel(c.watchCtx)
+	r.cancel = cancel
+	if c.watcher == nil {
+		c.watcher = r
+	} else {
+		c.taking = r
+	}
+	go func() {
+		defer c.pool.tasks.wg.Done()
+		defer close(r.ended)
+		defer cancel()
+		c.watching(ctx, r)
+		c.mu.Lock()
+		if c.taking == r {
+			c.taking = nil
+		} else if c.watcher == r {
+			c.watcher = nil
+		}
+		c.mu.Unlock()
+	}()
+	return r
+}
+
+// watching runs until ctx ends: it holds the stream of changes open. It reports a
+// gap each time the stream breaks and each time it opens after something was listed.
+func (c *conn) watching(ctx context.Context, r *watcher) {
 	pause := c.pool.limits.Reopen
-	tried := sync.OnceFunc(func() { close(c.watchTried) })
-	defer tried()
-	c.changed(connected) // what was listed before this connection may be out of date
+	defer c.watchedOnce()
 	for {
 		id := c.nextID.Add(1)
-		w := &watch{id: id, conn: c, opened: func() { c.watchOpened(tried) }}
+		open := false // guarded by c.mu
+		w := &watch{id: id, conn: c, uris: r.uris}
+		w.opened = sync.OnceFunc(func() { c.watchOpened(r, w, &open) })
 		if c.era == EraModern {
-			w.body = encodeRequest(id, string(mcp.MethodSubscriptionsListen), listenParams(c.announced), c.pool.meta[c.target.Declare.index()], nil)
+			w.body = encodeRequest(id, string(mcp.MethodSubscriptionsListen), listenParams(c.announced, r.uris), c.pool.meta[c.target.Declare.index()], nil)
 		}
 		end := c.wire.watch(ctx, w)
-		was := c.setWatching(false)
-		tried()
-		if ctx.Err() != nil || end.refused {
+		c.mu.Lock()
+		was, keeper := open, c.keeper
+		if was {
+			c.watchOpen--
+			c.listed = c.listed || ctx.Err() == nil // what was listed under this stream is before the next one
+		}
+		c.mu.Unlock()
+		c.watchedOnce()
+		if ctx.Err() != nil {
 			return
 		}
 		if was {
-			c.mu.Lock()
-			c.listed = true // what was listed under this stream is before the next one
-			c.mu.Unlock()
 			c.changed("")
+		}
+		if keeper != nil && was {
+			keeper.lost(r.uris)
+		}
+		if keeper != nil && end.refused {
+			keeper.refused(r.uris)
+		}
+		if end.refused {
+			return
 		}
 		if end.lived > time.Minute {
 			pause = c.pool.limits.Reopen
@@ -102,7 +155,7 @@ func (c *conn) afterWatch(ctx context.Context) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.watchOpen {
+	if c.watchOpen == 0 {
 		c.listed = true
 	}
 }
@@ -127,22 +180,46 @@ func (c *conn) awaitStream(ctx context.Context) {
 	}
 }
 
-// watchOpened notes that the stream of changes is open, and reports a gap if
-// lists were made before.
-func (c *conn) watchOpened(tried func()) {
+// watchOpened notes that a stream of changes is open, reports a gap if lists were
+// made before, and ends the watcher that this one takes over from.
+func (c *conn) watchOpened(r *watcher, w *watch, open *bool) {
 	c.mu.Lock()
-	c.watchOpen = true
-	gap := c.listed
+	c.watchOpen++
+	*open = true
+	gap, keeper := c.listed, c.keeper
+	var before *watcher
+	if c.taking == r {
+		before, c.watcher, c.taking = c.watcher, r, nil
+	}
 	c.mu.Unlock()
-	tried()
+	c.watchedOnce()
+	if before != nil {
+		before.cancel()
+	}
 	if gap {
 		c.changed("")
 	}
+	if keeper != nil {
+		keeper.acknowledged(w)
+	}
 }
 
-func (c *conn) setWatching(open bool) (was bool) {
+// listenFor asks a modern server for changes of these resources too, beside those
+// of its lists. The watcher that was to take over before is given up.
+func (c *conn) listenFor(uris []string) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	was, c.watchOpen = c.watchOpen, open
-	return was
+	taking, now := c.taking, c.watcher
+	c.mu.Unlock()
+	if taking != nil {
+		taking.cancel()
+		<-taking.ended
+	}
+	if len(uris) == 0 && len(c.announced) == 0 {
+		if now != nil {
+			now.cancel()
+			<-now.ended
+		}
+		return
+	}
+	c.startWatcher(uris)
 }
