@@ -47,12 +47,17 @@ type childMessage struct {
 	ID     json.RawMessage
 	Method string
 	Params struct {
-		Name      string
-		RequestID json.RawMessage
+		Name          string
+		RequestID     json.RawMessage
+		Notifications json.RawMessage
+		Meta          struct{ ProgressToken json.RawMessage } `json:"_meta"`
 	}
 }
 
 func say(format string, args ...any) { fmt.Printf(format+"\n", args...) }
+
+// childListens is the id of the newest request for a stream of changes.
+var childListens json.RawMessage
 
 func serveChild() {
 	in := bufio.NewReaderSize(os.Stdin, 1<<20)
@@ -71,14 +76,17 @@ func serveChild() {
 			if raw := os.Getenv("DISCOVER"); raw != "" {
 				say("%s", strings.ReplaceAll(raw, "$ID", string(m.ID)))
 			} else if era == "modern" {
-				say(`{"jsonrpc":"2.0","id":%s,"result":{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{"listChanged":true}}}}`, m.ID)
+				say(`{"jsonrpc":"2.0","id":%s,"result":{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{"listChanged":true},"resources":{"subscribe":true},"logging":{}}}}`, m.ID)
 			} else if era != "silent" {
 				say(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"no"}}`, m.ID)
 			}
 		case "initialize":
-			say(`{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2024-11-05","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"child","version":"1"}}}`, m.ID)
+			say(`{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2024-11-05","capabilities":{"tools":{"listChanged":true},"resources":{"subscribe":true},"logging":{}},"serverInfo":{"name":"child","version":"1"}}}`, m.ID)
 		case "subscriptions/listen":
-			say(`{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":%s},"notifications":{"toolsListChanged":true}}}`, m.ID)
+			say(`{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":%s},"notifications":%s}}`, m.ID, m.Params.Notifications)
+			childListens = m.ID
+		case "resources/subscribe", "resources/unsubscribe", "logging/setLevel":
+			say(`{"jsonrpc":"2.0","id":%s,"result":{}}`, m.ID)
 		case "notifications/cancelled":
 			say(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
 		case "tools/list":
@@ -127,6 +135,21 @@ func childCall(m childMessage, in *bufio.Reader) {
 		say(`{"jsonrpc":"2.0","id":"a2","method":"ping"}`)
 		pong, _ := in.ReadString('\n')
 		answer(reply + pong)
+	case "ask user":
+		say(`{"jsonrpc":"2.0","id":"u1","method":"elicitation/create","params":{"message":"which?"}}`)
+		reply, _ := in.ReadString('\n')
+		answer(reply)
+	case "progress":
+		say(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":0.5,"total":2,"message":"half"}}`, m.Params.Meta.ProgressToken)
+		say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"error","logger":"l","data":{"x":1}}}`)
+		answer("ok")
+	case "update":
+		meta := ""
+		if childListens != nil {
+			meta = `"_meta":{"io.modelcontextprotocol/subscriptionId":` + string(childListens) + `},`
+		}
+		say(`{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{%s"uri":"file:///a"}}`, meta)
+		answer("ok")
 	case "null error":
 		say(`{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"parse error"}}`)
 	case "string id":

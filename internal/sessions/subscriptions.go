@@ -49,6 +49,7 @@ type subscriber struct {
 	mu     sync.Mutex
 	target Target
 	wants  map[string]*want
+	edits  int             // how often wants has changed
 	untold map[string]bool // updates that wait for the next report
 	timer  *time.Timer
 	told   time.Time
@@ -129,6 +130,7 @@ func (p *Pool) want(k Key, t Target, uri string) (*want, error) {
 		}
 		w = &want{settled: make(chan struct{})}
 		s.wants[uri] = w
+		s.edits++
 		s.poke()
 	}
 	return w, nil
@@ -153,6 +155,7 @@ func (s *subscriber) settle(uri string, err error) {
 	w.granted, w.live = err == nil, err == nil
 	if err != nil {
 		delete(s.wants, uri)
+		s.edits++
 		s.poke()
 	}
 	select {
@@ -261,13 +264,16 @@ func (s *subscriber) serve(ctx context.Context, c *conn, t *Target) {
 	}
 	var have []string
 	pause := s.pool.limits.Reopen
-	for {
+	for seen := 0; ; {
+		s.mu.Lock()
+		edits := s.edits
+		s.mu.Unlock()
 		wanted := s.all(anyWant)
 		if c.era == EraModern {
-			if !slices.Equal(wanted, have) {
+			if edits != seen {
 				c.listenFor(wanted)
 			}
-			have = wanted
+			have, seen = wanted, edits
 		} else {
 			have = s.change(ctx, c, t, have, wanted)
 		}
@@ -301,6 +307,9 @@ func (s *subscriber) change(ctx context.Context, c *conn, t *Target, have, wante
 	for _, uri := range wanted {
 		if slices.Contains(have, uri) {
 			now = append(now, uri)
+			if slices.Contains(s.all(silent), uri) {
+				s.settle(uri, nil) // it was ended and wanted again meanwhile
+			}
 			continue
 		}
 		err := c.subscription(ctx, t, string(mcp.MethodResourcesSubscribe), uri)
