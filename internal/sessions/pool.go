@@ -117,7 +117,7 @@ func NewPool(cfg PoolConfig) *Pool {
 		limits: cfg.Limits.withDefaults(), clientInfo: mcp.Implementation{Name: "bulkhead", Version: cfg.Version},
 		slots: map[Key]*slot{}, tenants: map[tenant.ID]int{}, servers: map[serverKey]int{}, children: map[tenant.ID]int{},
 		eras: map[registration]eraNote{}, pauses: map[registration]*pause{}, crashes: map[Key]*crash{}, opened: cfg.Opened,
-		subs: map[Key]*subscriber{},
+		subs:    map[Key]*subscriber{},
 		learned: cfg.Learned, alarm: cfg.Alarm,
 	}
 	if p.clientInfo.Version == "" {
