@@ -216,7 +216,8 @@ func (e *execution) send() outcome {
 	method, params := onWire(c)
 	resp, err := e.s.deps.Sender.Do(ctx, e.conn, e.target, sessions.Request{Method: method, Name: c.Name,
 		Params: e.round.params(params), Meta: e.meta(c), Schema: e.def.InputSchema, ResultBytes: int64(e.limits.ResultBytes),
-		Timeout: timeout, Queue: queueTime(window), BeforeSend: func() error { return e.s.beforeSend(epoch, window) }})
+		Timeout: timeout, Queue: queueTime(window), BeforeSend: func() error { return e.s.beforeSend(epoch, window) },
+		OnAsk: e.asker()})
 	e.mu.Lock()
 	e.stop = nil
 	e.mu.Unlock()
@@ -358,17 +359,45 @@ func (s *Service) startPlain(pl *plan) (*execution, error) {
 	return e, nil
 }
 
+// watch waits until the execution ends, reported true, or its call waits for input
+// while the request stays open, or the time is up.
+func (e *execution) watch(ctx context.Context, wait time.Duration) (ended bool) {
+	t := time.NewTimer(max(wait, 0))
+	defer t.Stop()
+	for {
+		var changed <-chan struct{}
+		release := func() {}
+		if e.asker() != nil {
+			changed, release = e.s.hub.watch(e.key)
+		}
+		if changed != nil && e.snapshot().State == InputRequired {
+			release()
+			return false
+		}
+		over := false
+		select {
+		case <-e.done:
+			ended, over = true, true
+		case <-changed:
+		case <-t.C:
+			over = true
+		case <-ctx.Done():
+			over = true
+		case <-e.s.drain:
+			over = true
+		}
+		release()
+		if over {
+			return ended
+		}
+	}
+}
+
 // follow waits for an execution and returns its call. A plain read whose wait
 // ends first is recorded at once, for from then on somebody may ask for it.
 func (s *Service) follow(ctx context.Context, e *execution, wait time.Duration) (*Call, error) {
-	t := time.NewTimer(max(wait, 0))
-	defer t.Stop()
-	select {
-	case <-e.done:
+	if e.watch(ctx, wait) {
 		return e.result()
-	case <-t.C:
-	case <-ctx.Done():
-	case <-s.drain:
 	}
 	err := e.harden(context.WithoutCancel(ctx))
 	if errors.Is(err, errRepeated) {

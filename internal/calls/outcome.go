@@ -379,7 +379,7 @@ func (e *execution) persist(write func(ctx context.Context) error) {
 // recordOutcome writes the end of an attempt and of its call, if both are still
 // this replica's; else the answer is kept as evidence only.
 func (e *execution) recordOutcome(ctx context.Context, o outcome, state State, resolveAfter time.Time) error {
-	c := e.finished(o, state)
+	c, held := e.finished(o, state), e.held()
 	// A use of a grant is given back when no attempt was sent.
 	unspend := c.GrantID != "" && !e.touched && state != Succeeded && state != Uncertain
 	entry, err := e.s.prepareEnd(ctx, c, e.actor, o.by)
@@ -392,6 +392,9 @@ func (e *execution) recordOutcome(ctx context.Context, o outcome, state State, r
 			if err := e.s.deps.Consent.LockGrant(ctx, tx, c.GrantID); err != nil {
 				return err
 			}
+		}
+		if err := e.released(ctx, tx, held); err != nil {
+			return err
 		}
 		mine, err = e.s.writeEnd(ctx, tx, c, entry, resolveAfter)
 		if err != nil {

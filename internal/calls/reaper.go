@@ -65,8 +65,9 @@ const orphanTime = 30 * time.Second
 func (s *Service) reap(ctx context.Context) error {
 	epoch, _ := s.replica.mayDispatch()
 	fs, err := s.search(ctx, `SELECT c.tenant_id, c.call_id FROM calls c
-		WHERE c.state = 'DISPATCHING' AND (
-		      NOT EXISTS (SELECT 1 FROM replicas r WHERE r.epoch = c.replica_epoch AND r.state = 'ALIVE')
+		WHERE (c.state = 'DISPATCHING' AND NOT EXISTS (SELECT 1 FROM call_tasks k WHERE k.call_id = c.call_id AND k.open)
+		    OR c.state = 'INPUT_REQUIRED' AND EXISTS (SELECT 1 FROM call_inputs i WHERE i.call_id = c.call_id AND i.phase = 'HELD'))
+		  AND (NOT EXISTS (SELECT 1 FROM replicas r WHERE r.epoch = c.replica_epoch AND r.state = 'ALIVE')
 		      OR c.replica_epoch = $1 AND c.update_time < clock_timestamp() - $2::interval)
 		ORDER BY random() LIMIT $3`, epoch, orphanTime)
 	if err != nil {
@@ -89,6 +90,9 @@ func (s *Service) takeOver(ctx context.Context, t tenant.ID, id string) error {
 		return nil
 	}
 	c, err := s.load(ctx, t, id)
+	if err == nil && c.State == InputRequired {
+		return s.endHeld(ctx, c, epoch)
+	}
 	if err != nil || c.State != Dispatching {
 		return err
 	}
@@ -222,7 +226,7 @@ func (s *Service) resolveDue(ctx context.Context) error {
 func (s *Service) obeyCancels(ctx context.Context) error {
 	epoch, _ := s.replica.mayDispatch()
 	fs, err := s.search(ctx, `SELECT tenant_id, call_id FROM calls
-		WHERE state = 'DISPATCHING' AND replica_epoch = $1 AND cancel_requested ORDER BY call_id LIMIT $2`, epoch)
+		WHERE state IN ('DISPATCHING', 'INPUT_REQUIRED') AND replica_epoch = $1 AND cancel_requested ORDER BY call_id LIMIT $2`, epoch)
 	if err != nil {
 		return err
 	}

@@ -191,6 +191,9 @@ func (e *execution) redispatch(o outcome, own *inquiry) error {
 		if err := e.s.recheck(ctx, tx, &cur); err != nil {
 			return err
 		}
+		if err := e.released(ctx, tx, &cur); err != nil {
+			return err
+		}
 		if err := lockAttempt(ctx, tx, &cur); err != nil {
 			return err
 		}
