@@ -63,7 +63,7 @@ func (s *Service) Propose(ctx context.Context, p tenant.Principal, r Proposal) (
 		case e == nil:
 			return pl.call, nil
 		}
-		return s.follow(ctx, e, r.Wait)
+		return s.followOn(ctx, p, e, r.Wait)
 	}
 }
 

@@ -109,6 +109,9 @@ type Call struct {
 	// Interactions are the questions of the present round while the call is
 	// INPUT_REQUIRED; lists of calls leave them out.
 	Interactions []Interaction
+	// Task is what the server made of the call, while it is under way; lists of calls
+	// leave it out.
+	Task *Task
 	// Recorded reports whether the state shown here is committed.
 	Recorded bool
 }

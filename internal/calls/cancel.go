@@ -114,9 +114,14 @@ func (s *Service) requestCancel(ctx context.Context, p tenant.Principal, k callK
 		tag, err := tx.Exec(ctx, `UPDATE calls c SET cancel_requested = true WHERE tenant_id = $1 AND call_id = $2
 			AND (state = 'DISPATCHING' OR state = 'INPUT_REQUIRED' AND EXISTS (SELECT 1 FROM call_inputs i
 			  WHERE i.tenant_id = c.tenant_id AND i.call_id = c.call_id AND i.phase IN ('HELD', 'TASK')))`, tx.Tenant(), k.id)
-		wanted = tag.RowsAffected() > 0
-		return err
+		if wanted = tag.RowsAffected() > 0; err != nil || !wanted {
+			return err
+		}
+		return wakeTask(ctx, tx, k.id)
 	})
+	if err == nil && wanted && e == nil {
+		s.tend(k, s.polling, "look after a task", s.pollTask)
+	}
 	if err == nil && e == nil {
 		s.changed(k.tenant, k.id)
 	}

@@ -113,6 +113,10 @@ func (e *execution) run() {
 			o.done()
 			return
 		}
+		if o.task != nil {
+			e.become(o)
+			return
+		}
 		if o.asked != nil {
 			if e.meet(&o) {
 				continue

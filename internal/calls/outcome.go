@@ -30,9 +30,10 @@ type outcome struct {
 	retryAfter time.Duration
 	findings   []string
 	sideEffect string
-	by         string   // where the outcome comes from, if not from the attempt itself
-	release    func()   // gives back what the result has of the budget for answers
-	asked      *inquiry // what the server wants to know first
+	by         string         // where the outcome comes from, if not from the attempt itself
+	release    func()         // gives back what the result has of the budget for answers
+	asked      *inquiry       // what the server wants to know first
+	task       *sessions.Task // what the server made of the call
 }
 
 // done is called once the outcome is recorded or no longer of interest.
@@ -49,6 +50,8 @@ func (o outcome) word() string {
 		return string(Succeeded)
 	case o.asked != nil && o.err == nil:
 		return string(InputRequired)
+	case o.task != nil:
+		return attemptTask
 	}
 	return string(Failed)
 }
@@ -66,6 +69,8 @@ func (e *execution) read(c *Call, r sessions.Response, err error) outcome {
 		e.readFailure(&o, c, r, err)
 	case r.ResultType == sessions.ResultInputRequired, len(r.Asks) > 0:
 		e.readAsks(&o, r)
+	case r.ResultType == sessions.ResultTask && r.Task != nil:
+		o.phase, o.task = Answered, r.Task
 	case r.Error != nil:
 		o.phase = Answered
 		o.err = protocolFailure(c.Kind, r.Error)
@@ -402,6 +407,11 @@ func (e *execution) recordOutcome(ctx context.Context, o outcome, state State, r
 		}
 		if !mine {
 			return e.keepEvidence(ctx, tx, c, o)
+		}
+		if c.Task != nil {
+			if err := closeTaskTx(ctx, tx, c.ID); err != nil {
+				return err
+			}
 		}
 		if err := endAttempt(ctx, tx, c, o); err != nil || !unspend {
 			return err

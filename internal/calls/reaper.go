@@ -27,7 +27,7 @@ type found struct {
 func (s *Service) Sweep(ctx context.Context) error {
 	_, errBury := s.replica.bury(ctx)
 	return errors.Join(errBury, s.reap(ctx), s.claimApproved(ctx), s.claimAnswered(ctx), s.resolveDue(ctx), s.obeyCancels(ctx),
-		s.expire(ctx), s.expireInputs(ctx))
+		s.expire(ctx), s.expireInputs(ctx), s.lookAfterTasks(ctx))
 }
 
 func (s *Service) expire(ctx context.Context) error {

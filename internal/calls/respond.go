@@ -60,16 +60,24 @@ func (s *Service) openInteraction(ctx context.Context, c *Call, i *Interaction) 
 	return err
 }
 
-// withQuestions adds the open questions to a call that waits for their answers.
+// withQuestions adds the open questions to a call that waits for their answers, and
+// to one under way its task.
 func (s *Service) withQuestions(ctx context.Context, c *Call) (*Call, error) {
-	if c.State != InputRequired || !c.Recorded || c.Interactions != nil {
+	if c.State != InputRequired && c.State != Dispatching || !c.Recorded {
 		return c, nil
+	}
+	more := *c
+	err := s.deps.DB.InTx(ctx, c.Tenant, func(ctx context.Context, tx tenant.Tx) (err error) {
+		more.Task, _, err = loadTask(ctx, tx, c.ID)
+		return err
+	})
+	if err != nil || c.State != InputRequired {
+		return &more, err
 	}
 	all, err := s.shown(ctx, c, 0)
 	if err != nil {
 		return nil, err
 	}
-	more := *c
 	more.Interactions = all[:0]
 	for _, i := range all {
 		// Questions of a legacy server have a round each.
@@ -227,8 +235,11 @@ func (s *Service) writeAnswer(ctx context.Context, p tenant.Principal, c *Call, 
 		return false, err
 	}
 	k := callKey{p.Tenant, c.ID}
-	if phase == inputReady {
+	switch phase {
+	case inputReady:
 		s.tend(k, s.dispatching, "dispatch after input", s.dispatchInput)
+	case inputTask:
+		s.tend(k, s.polling, "look after a task", s.pollTask)
 	}
 	return true, nil
 }
@@ -263,9 +274,14 @@ func (s *Service) afterAnswer(ctx context.Context, tx tenant.Tx, c *Call, i *Int
 	if err != nil {
 		return "", err
 	}
+	if phase == inputTask {
+		if err := wakeTask(ctx, tx, c.ID); err != nil {
+			return "", err
+		}
+	}
 	refused := state != WasAnswered && (i.Kind == Sampling && phase != inputHeld || plain)
 	if refused && c.State == InputRequired {
-		return inputEnded, s.endLockedInput(ctx, tx, c, inputEnd{code: "INPUT_DECLINED", message: "what the server asked was declined",
+		return phase, s.endLockedInput(ctx, tx, c, inputEnd{code: "INPUT_DECLINED", message: "what the server asked was declined",
 			actor: actor, pending: Withdrawn})
 	}
 	if open == 0 && phase == inputWaiting {
@@ -276,8 +292,12 @@ func (s *Service) afterAnswer(ctx context.Context, tx tenant.Tx, c *Call, i *Int
 			return "", err
 		}
 	}
-	_, err = tx.Exec(ctx, `UPDATE calls SET revision = revision + 1, update_time = clock_timestamp() WHERE tenant_id = $1 AND call_id = $2`,
-		tx.Tenant(), c.ID)
+	// A task goes on by itself; what a person took to answer is not the server's time.
+	_, err = tx.Exec(ctx, `UPDATE calls SET revision = revision + 1, update_time = clock_timestamp(),
+		state = CASE WHEN $3 THEN 'DISPATCHING' ELSE state END,
+		ceiling_time = CASE WHEN $3 THEN ceiling_time + (clock_timestamp() - (SELECT ask_time FROM call_inputs i
+		  WHERE i.tenant_id = $1 AND i.call_id = $2)) ELSE ceiling_time END
+		WHERE tenant_id = $1 AND call_id = $2`, tx.Tenant(), c.ID, open == 0 && phase == inputTask)
 	tx.AfterCommit(func() { s.changed(tx.Tenant(), c.ID) })
 	return phase, err
 }

@@ -24,7 +24,7 @@ func TargetOf(srv catalog.Server, c *contract.Contract) sessions.Target {
 	r := c.Reverse
 	t.LogLevel, t.Roots = r.Logging, r.Roots
 	t.Declare = sessions.Capabilities{ElicitationForm: r.ElicitationForm, ElicitationURL: len(r.ElicitationURL) > 0,
-		Sampling: r.Sampling, Roots: len(r.Roots) > 0}
+		Sampling: r.Sampling, Roots: len(r.Roots) > 0, Tasks: true}
 	return t
 }
 

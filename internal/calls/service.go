@@ -150,7 +150,7 @@ type Service struct {
 	running   sync.WaitGroup
 
 	// Slots for what a sweep, a decision or a signal begins.
-	dispatching, recovering, resolving, obeying chan struct{}
+	dispatching, recovering, resolving, obeying, polling chan struct{}
 
 	mu       sync.Mutex
 	live     map[callKey]*execution    // about cfg.MaxLive at most
@@ -178,7 +178,8 @@ func NewService(ctx context.Context, d Deps, c Config) (*Service, error) {
 	s := &Service{deps: d, cfg: c.withDefaults(), log: d.Log, now: time.Now, hub: newHub(), drain: make(chan struct{}),
 		live: map[callKey]*execution{}, pending: map[requestKey]*execution{}, tended: map[callKey]bool{},
 		dispatching: make(chan struct{}, maxDispatching), recovering: make(chan struct{}, maxRecovering),
-		resolving: make(chan struct{}, maxResolving), obeying: make(chan struct{}, maxObeying)}
+		resolving: make(chan struct{}, maxResolving), obeying: make(chan struct{}, maxObeying),
+		polling: make(chan struct{}, maxPolling)}
 	if s.cfg.Isolation >= s.cfg.Death {
 		return nil, errors.New("calls: a replica must stop dispatching before it may be taken for dead")
 	}
