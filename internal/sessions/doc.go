@@ -17,4 +17,12 @@
 // one. And a child process has a small shell beside it: the parent-death signal
 // reaches the child only, and the shell ends the rest of its group when this
 // process is killed.
+//
+// What a server says beside its answers goes one way, whatever the wire: a wire
+// hands requests to conn.asked and notifications to conn.noticed, with the request
+// on whose own stream they came. A talk is what goes on beside a request that takes
+// questions or notices; a plain request has none and pays nothing for it. The time
+// of a request stands still while a person has a question of it. Subscriptions
+// belong to a key and not to a connection: a subscriber makes them again on each
+// connection, and reports every gap as an update.
 package sessions
