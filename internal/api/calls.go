@@ -112,6 +112,7 @@ func callMessage(c *calls.Call) *pb.Call {
 		CreateTime: stamp(c.CreateTime), UpdateTime: stamp(c.UpdateTime), EndTime: stampOf(c.FinishTime),
 		Subject: c.Subject.String(), TraceId: c.Trace.ID(), Interactions: each(c.Interactions, interactionMessage),
 	}
+	addNotices(out, c)
 	if c.Recorded {
 		out.Recorded = pb.Call_DURABLE
 	}

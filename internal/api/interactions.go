@@ -2,6 +2,8 @@ package api
 
 import (
 	"context"
+	"encoding/json"
+	"strings"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/calls"
 	pb "github.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1"
@@ -40,4 +42,30 @@ func interactionMessage(i calls.Interaction) *pb.Interaction {
 		out.Link = &pb.Interaction_Link{Url: v.URL, Host: v.Host}
 	}
 	return out
+}
+
+// addNotices adds what the server says of a call under way.
+func addNotices(out *pb.Call, c *calls.Call) {
+	if p := c.Progress; p != nil {
+		out.Progress = &pb.Call_Progress{Progress: number(p.Progress), Message: foreign(p.Message), Time: stamp(p.Time)}
+		if p.Total != nil {
+			out.Progress.Total = number(*p.Total)
+		}
+	}
+	out.Logs = each(c.Logs, func(l calls.LogLine) *pb.Call_Log {
+		return &pb.Call_Log{Time: stamp(l.Time), Level: foreign(l.Level), Logger: foreign(l.Logger), Data: raw(l.Data)}
+	})
+	if t := c.Task; t != nil {
+		out.Task = &pb.Call_Task{Status: word[pb.Call_Task_Status](pb.Call_Task_Status_value, strings.ToUpper(t.Status)),
+			StatusMessage: foreign(t.StatusMessage), StartTime: stamp(t.StartTime), PollTime: stamp(t.PollTime)}
+	}
+}
+
+// number is a JSON number that says exactly this float.
+func number(f float64) *pb.Json {
+	text, err := json.Marshal(f)
+	if err != nil {
+		return nil // no JSON has infinities
+	}
+	return raw(text)
 }

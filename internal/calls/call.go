@@ -112,6 +112,9 @@ type Call struct {
 	// Task is what the server made of the call, while it is under way; lists of calls
 	// leave it out.
 	Task *Task
+	// Progress and Logs are the newest that the server said of the call.
+	Progress *Progress
+	Logs     []LogLine
 	// Recorded reports whether the state shown here is committed.
 	Recorded bool
 }

@@ -45,6 +45,8 @@ type execution struct {
 	cancelled bool
 	stop      context.CancelFunc // ends the request under way; nil between attempts
 	finishing bool               // a plain read is being recorded with its outcome
+	noticed   bool               // the server said something that is not recorded
+	noting    bool               // a goroutine records it
 	err       error              // why the outcome could not be recorded
 }
 
@@ -221,7 +223,7 @@ func (e *execution) send() outcome {
 	resp, err := e.s.deps.Sender.Do(ctx, e.conn, e.target, sessions.Request{Method: method, Name: c.Name,
 		Params: e.round.params(params), Meta: e.meta(c), Schema: e.def.InputSchema, ResultBytes: int64(e.limits.ResultBytes),
 		Timeout: timeout, Queue: queueTime(window), BeforeSend: func() error { return e.s.beforeSend(epoch, window) },
-		OnAsk: e.asker()})
+		OnAsk: e.asker(), OnNotice: e.onNotice})
 	e.mu.Lock()
 	e.stop = nil
 	e.mu.Unlock()
@@ -467,6 +469,7 @@ func (e *execution) harden(ctx context.Context) error {
 		return fault.Wrap(err, "record a read under way")
 	}
 	e.call = &c
+	e.recordNotices()
 	return nil
 }
 

@@ -81,7 +81,7 @@ func insert(ctx context.Context, tx tenant.Tx, c *Call) error {
 
 func scan(row pgx.CollectableRow) (*Call, error) {
 	c := &Call{Recorded: true}
-	var decision, failure []byte
+	var decision, failure, noticed []byte
 	var negotiation, discovery, deciding, execution int64
 	var traceParent, traceState string
 	err := row.Scan(&c.Tenant, &c.ID, &c.SessionID, &c.KeyID, &c.Subject.Source, &c.Subject.Value, &c.ServerID, &c.ServerName,
@@ -90,11 +90,12 @@ func scan(row pgx.CollectableRow) (*Call, error) {
 		&c.DefinitionDigest, &c.DefinitionObserved, &c.Effect, &c.ConsentRule, &c.ConsentID, &c.GrantID, &c.Attempt,
 		&c.Epoch, &c.SendBy, &c.Ceiling, &c.CancelRequested, &c.IdempotencyKey, &c.Result, &failure, &c.SideEffectID,
 		&c.Findings, &c.Receipt, &negotiation, &discovery, &deciding, &execution, &c.CreateTime, &c.UpdateTime, &c.FinishTime,
-		&traceParent, &traceState, &c.ConsentExpire)
+		&traceParent, &traceState, &c.ConsentExpire, &noticed)
 	if err != nil {
 		return nil, err
 	}
 	c.Trace = telemetry.TraceOf(traceParent, traceState)
+	c.takeNotices(noticed)
 	c.Timings = Timings{Negotiation: micros(negotiation), Discovery: micros(discovery), Decision: micros(deciding), Execution: micros(execution)}
 	if err := json.Unmarshal(decision, &c.Decision); err != nil {
 		return nil, fmt.Errorf("stored decision of %s: %w", c.ID, err)
@@ -111,7 +112,8 @@ func scan(row pgx.CollectableRow) (*Call, error) {
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 
 const selectSQL = `SELECT tenant_id, ` + columns + `,
-	(SELECT expire_time FROM consents k WHERE k.tenant_id = calls.tenant_id AND k.consent_id = calls.consent_id) FROM calls `
+	(SELECT expire_time FROM consents k WHERE k.tenant_id = calls.tenant_id AND k.consent_id = calls.consent_id),
+	(SELECT notices FROM call_notices n WHERE n.tenant_id = calls.tenant_id AND n.call_id = calls.call_id) FROM calls `
 
 var errCallNotFound = fault.New(fault.NotFound, "CALL_NOT_FOUND", "no such call")
 

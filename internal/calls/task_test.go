@@ -188,7 +188,9 @@ func TestTask_HowItEnds(t *testing.T) {
 	} {
 		for tool, state := range map[string]State{"read": c.read, "write": c.write} {
 			t.Run(name+" "+tool, func(t *testing.T) {
-				x.set(func(x *tasks) { x.state, x.err, x.fail, x.methods = sessions.Task{Status: sessions.TaskWorking}, nil, nil, nil })
+				x.set(func(x *tasks) {
+					x.state, x.err, x.fail, x.methods = sessions.Task{Status: sessions.TaskWorking}, nil, nil, nil
+				})
 				sc := w.scene(n, reverseContract...)
 				sc.t = t
 				call := sc.propose(tool, func(p *Proposal) { p.Wait = time.Millisecond })

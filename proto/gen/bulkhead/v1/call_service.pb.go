@@ -318,6 +318,64 @@ func (Call_Error_Layer) EnumDescriptor() ([]byte, []int) {
 	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{0, 3, 0}
 }
 
+type Call_Task_Status int32
+
+const (
+	Call_Task_STATUS_UNSPECIFIED Call_Task_Status = 0
+	Call_Task_WORKING            Call_Task_Status = 1
+	Call_Task_INPUT_REQUIRED     Call_Task_Status = 2
+	Call_Task_COMPLETED          Call_Task_Status = 3
+	Call_Task_FAILED             Call_Task_Status = 4
+	Call_Task_CANCELLED          Call_Task_Status = 5
+)
+
+// Enum value maps for Call_Task_Status.
+var (
+	Call_Task_Status_name = map[int32]string{
+		0: "STATUS_UNSPECIFIED",
+		1: "WORKING",
+		2: "INPUT_REQUIRED",
+		3: "COMPLETED",
+		4: "FAILED",
+		5: "CANCELLED",
+	}
+	Call_Task_Status_value = map[string]int32{
+		"STATUS_UNSPECIFIED": 0,
+		"WORKING":            1,
+		"INPUT_REQUIRED":     2,
+		"COMPLETED":          3,
+		"FAILED":             4,
+		"CANCELLED":          5,
+	}
+)
+
+func (x Call_Task_Status) Enum() *Call_Task_Status {
+	p := new(Call_Task_Status)
+	*p = x
+	return p
+}
+
+func (x Call_Task_Status) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Call_Task_Status) Descriptor() protoreflect.EnumDescriptor {
+	return file_bulkhead_v1_call_service_proto_enumTypes[5].Descriptor()
+}
+
+func (Call_Task_Status) Type() protoreflect.EnumType {
+	return &file_bulkhead_v1_call_service_proto_enumTypes[5]
+}
+
+func (x Call_Task_Status) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Call_Task_Status.Descriptor instead.
+func (Call_Task_Status) EnumDescriptor() ([]byte, []int) {
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{0, 6, 0}
+}
+
 type Interaction_Kind int32
 
 const (
@@ -357,11 +415,11 @@ func (x Interaction_Kind) String() string {
 }
 
 func (Interaction_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_bulkhead_v1_call_service_proto_enumTypes[5].Descriptor()
+	return file_bulkhead_v1_call_service_proto_enumTypes[6].Descriptor()
 }
 
 func (Interaction_Kind) Type() protoreflect.EnumType {
-	return &file_bulkhead_v1_call_service_proto_enumTypes[5]
+	return &file_bulkhead_v1_call_service_proto_enumTypes[6]
 }
 
 func (x Interaction_Kind) Number() protoreflect.EnumNumber {
@@ -419,11 +477,11 @@ func (x Interaction_State) String() string {
 }
 
 func (Interaction_State) Descriptor() protoreflect.EnumDescriptor {
-	return file_bulkhead_v1_call_service_proto_enumTypes[6].Descriptor()
+	return file_bulkhead_v1_call_service_proto_enumTypes[7].Descriptor()
 }
 
 func (Interaction_State) Type() protoreflect.EnumType {
-	return &file_bulkhead_v1_call_service_proto_enumTypes[6]
+	return &file_bulkhead_v1_call_service_proto_enumTypes[7]
 }
 
 func (x Interaction_State) Number() protoreflect.EnumNumber {
@@ -473,11 +531,11 @@ func (x RespondInteractionRequest_Action) String() string {
 }
 
 func (RespondInteractionRequest_Action) Descriptor() protoreflect.EnumDescriptor {
-	return file_bulkhead_v1_call_service_proto_enumTypes[7].Descriptor()
+	return file_bulkhead_v1_call_service_proto_enumTypes[8].Descriptor()
 }
 
 func (RespondInteractionRequest_Action) Type() protoreflect.EnumType {
-	return &file_bulkhead_v1_call_service_proto_enumTypes[7]
+	return &file_bulkhead_v1_call_service_proto_enumTypes[8]
 }
 
 func (x RespondInteractionRequest_Action) Number() protoreflect.EnumNumber {
@@ -531,6 +589,13 @@ type Call struct {
 	// What the server asks while the call is INPUT_REQUIRED; lists of calls leave it
 	// out.
 	Interactions []*Interaction `protobuf:"bytes,26,rep,name=interactions,proto3" json:"interactions,omitempty"`
+	// How far the server says that it is.
+	Progress *Call_Progress `protobuf:"bytes,27,opt,name=progress,proto3" json:"progress,omitempty"`
+	// Its newest log messages, if the contract asks for any.
+	Logs []*Call_Log `protobuf:"bytes,28,rep,name=logs,proto3" json:"logs,omitempty"`
+	// What the server made of the call, while it is under way; lists of calls leave it
+	// out.
+	Task *Call_Task `protobuf:"bytes,29,opt,name=task,proto3" json:"task,omitempty"`
 	// The W3C trace that the proposal came with (traceparent); empty without one. It
 	// goes on to the server.
 	TraceId       string `protobuf:"bytes,30,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
@@ -746,6 +811,27 @@ func (x *Call) GetSubject() string {
 func (x *Call) GetInteractions() []*Interaction {
 	if x != nil {
 		return x.Interactions
+	}
+	return nil
+}
+
+func (x *Call) GetProgress() *Call_Progress {
+	if x != nil {
+		return x.Progress
+	}
+	return nil
+}
+
+func (x *Call) GetLogs() []*Call_Log {
+	if x != nil {
+		return x.Logs
+	}
+	return nil
+}
+
+func (x *Call) GetTask() *Call_Task {
+	if x != nil {
+		return x.Task
 	}
 	return nil
 }
@@ -1762,6 +1848,217 @@ func (x *Call_Error) GetData() *Json {
 	return nil
 }
 
+// Progress is foreign, as all that a server says.
+type Call_Progress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Numbers.
+	Progress *Json `protobuf:"bytes,1,opt,name=progress,proto3" json:"progress,omitempty"`
+	// Absent when the server named none.
+	Total         *Json                  `protobuf:"bytes,2,opt,name=total,proto3" json:"total,omitempty"`
+	Message       string                 `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	Time          *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Call_Progress) Reset() {
+	*x = Call_Progress{}
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Call_Progress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Call_Progress) ProtoMessage() {}
+
+func (x *Call_Progress) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Call_Progress.ProtoReflect.Descriptor instead.
+func (*Call_Progress) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{0, 4}
+}
+
+func (x *Call_Progress) GetProgress() *Json {
+	if x != nil {
+		return x.Progress
+	}
+	return nil
+}
+
+func (x *Call_Progress) GetTotal() *Json {
+	if x != nil {
+		return x.Total
+	}
+	return nil
+}
+
+func (x *Call_Progress) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Call_Progress) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+// Log is a message that the server logged about the call.
+type Call_Log struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Time  *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// debug, info, notice, warning, error, critical, alert or emergency.
+	Level         string `protobuf:"bytes,2,opt,name=level,proto3" json:"level,omitempty"`
+	Logger        string `protobuf:"bytes,3,opt,name=logger,proto3" json:"logger,omitempty"`
+	Data          *Json  `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Call_Log) Reset() {
+	*x = Call_Log{}
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Call_Log) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Call_Log) ProtoMessage() {}
+
+func (x *Call_Log) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Call_Log.ProtoReflect.Descriptor instead.
+func (*Call_Log) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{0, 5}
+}
+
+func (x *Call_Log) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *Call_Log) GetLevel() string {
+	if x != nil {
+		return x.Level
+	}
+	return ""
+}
+
+func (x *Call_Log) GetLogger() string {
+	if x != nil {
+		return x.Logger
+	}
+	return ""
+}
+
+func (x *Call_Log) GetData() *Json {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+// Task is a call that the server carries out in its own time.
+type Call_Task struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Status        Call_Task_Status       `protobuf:"varint,1,opt,name=status,proto3,enum=bulkhead.v1.Call_Task_Status" json:"status,omitempty"`
+	StatusMessage string                 `protobuf:"bytes,2,opt,name=status_message,json=statusMessage,proto3" json:"status_message,omitempty"`
+	StartTime     *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	// When the server is asked next.
+	PollTime      *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=poll_time,json=pollTime,proto3" json:"poll_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Call_Task) Reset() {
+	*x = Call_Task{}
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Call_Task) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Call_Task) ProtoMessage() {}
+
+func (x *Call_Task) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Call_Task.ProtoReflect.Descriptor instead.
+func (*Call_Task) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{0, 6}
+}
+
+func (x *Call_Task) GetStatus() Call_Task_Status {
+	if x != nil {
+		return x.Status
+	}
+	return Call_Task_STATUS_UNSPECIFIED
+}
+
+func (x *Call_Task) GetStatusMessage() string {
+	if x != nil {
+		return x.StatusMessage
+	}
+	return ""
+}
+
+func (x *Call_Task) GetStartTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartTime
+	}
+	return nil
+}
+
+func (x *Call_Task) GetPollTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PollTime
+	}
+	return nil
+}
+
 // Source says whose words the result holds.
 type Call_Source struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -1780,7 +2077,7 @@ type Call_Source struct {
 
 func (x *Call_Source) Reset() {
 	*x = Call_Source{}
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[14]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1792,7 +2089,7 @@ func (x *Call_Source) String() string {
 func (*Call_Source) ProtoMessage() {}
 
 func (x *Call_Source) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[14]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1805,7 +2102,7 @@ func (x *Call_Source) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Call_Source.ProtoReflect.Descriptor instead.
 func (*Call_Source) Descriptor() ([]byte, []int) {
-	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{0, 4}
+	return file_bulkhead_v1_call_service_proto_rawDescGZIP(), []int{0, 7}
 }
 
 func (x *Call_Source) GetServer() string {
@@ -1875,7 +2172,7 @@ type Interaction_Form struct {
 
 func (x *Interaction_Form) Reset() {
 	*x = Interaction_Form{}
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[15]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1887,7 +2184,7 @@ func (x *Interaction_Form) String() string {
 func (*Interaction_Form) ProtoMessage() {}
 
 func (x *Interaction_Form) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[15]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1923,7 +2220,7 @@ type Interaction_Link struct {
 
 func (x *Interaction_Link) Reset() {
 	*x = Interaction_Link{}
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[16]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1935,7 +2232,7 @@ func (x *Interaction_Link) String() string {
 func (*Interaction_Link) ProtoMessage() {}
 
 func (x *Interaction_Link) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_call_service_proto_msgTypes[16]
+	mi := &file_bulkhead_v1_call_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1969,7 +2266,7 @@ var File_bulkhead_v1_call_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1ebulkhead/v1/call_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\x15\n" +
+	"\x1ebulkhead/v1/call_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a!bulkhead/v1/catalog_service.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa0\x1b\n" +
 	"\x04Call\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\tR\x06callId\x12\x1d\n" +
 	"\n" +
@@ -2001,7 +2298,10 @@ const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"updateTime\x125\n" +
 	"\bend_time\x18\x18 \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12\x18\n" +
 	"\asubject\x18\x19 \x01(\tR\asubject\x12<\n" +
-	"\finteractions\x18\x1a \x03(\v2\x18.bulkhead.v1.InteractionR\finteractions\x12\x19\n" +
+	"\finteractions\x18\x1a \x03(\v2\x18.bulkhead.v1.InteractionR\finteractions\x126\n" +
+	"\bprogress\x18\x1b \x01(\v2\x1a.bulkhead.v1.Call.ProgressR\bprogress\x12)\n" +
+	"\x04logs\x18\x1c \x03(\v2\x15.bulkhead.v1.Call.LogR\x04logs\x12*\n" +
+	"\x04task\x18\x1d \x01(\v2\x16.bulkhead.v1.Call.TaskR\x04task\x12\x19\n" +
 	"\btrace_id\x18\x1e \x01(\tR\atraceId\x1ax\n" +
 	"\bQuestion\x12\x1d\n" +
 	"\n" +
@@ -2041,7 +2341,31 @@ const file_bulkhead_v1_call_service_proto_rawDesc = "" +
 	"\tTRANSPORT\x10\x03\x12\n" +
 	"\n" +
 	"\x06SERVER\x10\x04\x12\b\n" +
-	"\x04HOST\x10\x05\x1a\xfd\x01\n" +
+	"\x04HOST\x10\x05\x1a\xac\x01\n" +
+	"\bProgress\x12-\n" +
+	"\bprogress\x18\x01 \x01(\v2\x11.bulkhead.v1.JsonR\bprogress\x12'\n" +
+	"\x05total\x18\x02 \x01(\v2\x11.bulkhead.v1.JsonR\x05total\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12.\n" +
+	"\x04time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x1a\x8a\x01\n" +
+	"\x03Log\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
+	"\x05level\x18\x02 \x01(\tR\x05level\x12\x16\n" +
+	"\x06logger\x18\x03 \x01(\tR\x06logger\x12%\n" +
+	"\x04data\x18\x04 \x01(\v2\x11.bulkhead.v1.JsonR\x04data\x1a\xc5\x02\n" +
+	"\x04Task\x125\n" +
+	"\x06status\x18\x01 \x01(\x0e2\x1d.bulkhead.v1.Call.Task.StatusR\x06status\x12%\n" +
+	"\x0estatus_message\x18\x02 \x01(\tR\rstatusMessage\x129\n" +
+	"\n" +
+	"start_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x127\n" +
+	"\tpoll_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bpollTime\"k\n" +
+	"\x06Status\x12\x16\n" +
+	"\x12STATUS_UNSPECIFIED\x10\x00\x12\v\n" +
+	"\aWORKING\x10\x01\x12\x12\n" +
+	"\x0eINPUT_REQUIRED\x10\x02\x12\r\n" +
+	"\tCOMPLETED\x10\x03\x12\n" +
+	"\n" +
+	"\x06FAILED\x10\x04\x12\r\n" +
+	"\tCANCELLED\x10\x05\x1a\xfd\x01\n" +
 	"\x06Source\x12\x16\n" +
 	"\x06server\x18\x01 \x01(\tR\x06server\x12\x16\n" +
 	"\x06origin\x18\x02 \x01(\tR\x06origin\x12\x12\n" +
@@ -2186,106 +2510,121 @@ func file_bulkhead_v1_call_service_proto_rawDescGZIP() []byte {
 	return file_bulkhead_v1_call_service_proto_rawDescData
 }
 
-var file_bulkhead_v1_call_service_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_bulkhead_v1_call_service_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_bulkhead_v1_call_service_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
+var file_bulkhead_v1_call_service_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_bulkhead_v1_call_service_proto_goTypes = []any{
 	(Call_Kind)(0),                        // 0: bulkhead.v1.Call.Kind
 	(Call_State)(0),                       // 1: bulkhead.v1.Call.State
 	(Call_Recorded)(0),                    // 2: bulkhead.v1.Call.Recorded
 	(Call_Attempt_Phase)(0),               // 3: bulkhead.v1.Call.Attempt.Phase
 	(Call_Error_Layer)(0),                 // 4: bulkhead.v1.Call.Error.Layer
-	(Interaction_Kind)(0),                 // 5: bulkhead.v1.Interaction.Kind
-	(Interaction_State)(0),                // 6: bulkhead.v1.Interaction.State
-	(RespondInteractionRequest_Action)(0), // 7: bulkhead.v1.RespondInteractionRequest.Action
-	(*Call)(nil),                          // 8: bulkhead.v1.Call
-	(*Interaction)(nil),                   // 9: bulkhead.v1.Interaction
-	(*ListInteractionsRequest)(nil),       // 10: bulkhead.v1.ListInteractionsRequest
-	(*ListInteractionsResponse)(nil),      // 11: bulkhead.v1.ListInteractionsResponse
-	(*RespondInteractionRequest)(nil),     // 12: bulkhead.v1.RespondInteractionRequest
-	(*CreateCallRequest)(nil),             // 13: bulkhead.v1.CreateCallRequest
-	(*GetCallRequest)(nil),                // 14: bulkhead.v1.GetCallRequest
-	(*ListCallsRequest)(nil),              // 15: bulkhead.v1.ListCallsRequest
-	(*ListCallsResponse)(nil),             // 16: bulkhead.v1.ListCallsResponse
-	(*CancelCallRequest)(nil),             // 17: bulkhead.v1.CancelCallRequest
-	(*Call_Question)(nil),                 // 18: bulkhead.v1.Call.Question
-	(*Call_Attempt)(nil),                  // 19: bulkhead.v1.Call.Attempt
-	(*Call_Timings)(nil),                  // 20: bulkhead.v1.Call.Timings
-	(*Call_Error)(nil),                    // 21: bulkhead.v1.Call.Error
-	(*Call_Source)(nil),                   // 22: bulkhead.v1.Call.Source
-	(*Interaction_Form)(nil),              // 23: bulkhead.v1.Interaction.Form
-	(*Interaction_Link)(nil),              // 24: bulkhead.v1.Interaction.Link
-	(Tool_Effect)(0),                      // 25: bulkhead.v1.Tool.Effect
-	(*Json)(nil),                          // 26: bulkhead.v1.Json
-	(*Decision)(nil),                      // 27: bulkhead.v1.Decision
-	(*timestamppb.Timestamp)(nil),         // 28: google.protobuf.Timestamp
-	(*Finding)(nil),                       // 29: bulkhead.v1.Finding
-	(*durationpb.Duration)(nil),           // 30: google.protobuf.Duration
+	(Call_Task_Status)(0),                 // 5: bulkhead.v1.Call.Task.Status
+	(Interaction_Kind)(0),                 // 6: bulkhead.v1.Interaction.Kind
+	(Interaction_State)(0),                // 7: bulkhead.v1.Interaction.State
+	(RespondInteractionRequest_Action)(0), // 8: bulkhead.v1.RespondInteractionRequest.Action
+	(*Call)(nil),                          // 9: bulkhead.v1.Call
+	(*Interaction)(nil),                   // 10: bulkhead.v1.Interaction
+	(*ListInteractionsRequest)(nil),       // 11: bulkhead.v1.ListInteractionsRequest
+	(*ListInteractionsResponse)(nil),      // 12: bulkhead.v1.ListInteractionsResponse
+	(*RespondInteractionRequest)(nil),     // 13: bulkhead.v1.RespondInteractionRequest
+	(*CreateCallRequest)(nil),             // 14: bulkhead.v1.CreateCallRequest
+	(*GetCallRequest)(nil),                // 15: bulkhead.v1.GetCallRequest
+	(*ListCallsRequest)(nil),              // 16: bulkhead.v1.ListCallsRequest
+	(*ListCallsResponse)(nil),             // 17: bulkhead.v1.ListCallsResponse
+	(*CancelCallRequest)(nil),             // 18: bulkhead.v1.CancelCallRequest
+	(*Call_Question)(nil),                 // 19: bulkhead.v1.Call.Question
+	(*Call_Attempt)(nil),                  // 20: bulkhead.v1.Call.Attempt
+	(*Call_Timings)(nil),                  // 21: bulkhead.v1.Call.Timings
+	(*Call_Error)(nil),                    // 22: bulkhead.v1.Call.Error
+	(*Call_Progress)(nil),                 // 23: bulkhead.v1.Call.Progress
+	(*Call_Log)(nil),                      // 24: bulkhead.v1.Call.Log
+	(*Call_Task)(nil),                     // 25: bulkhead.v1.Call.Task
+	(*Call_Source)(nil),                   // 26: bulkhead.v1.Call.Source
+	(*Interaction_Form)(nil),              // 27: bulkhead.v1.Interaction.Form
+	(*Interaction_Link)(nil),              // 28: bulkhead.v1.Interaction.Link
+	(Tool_Effect)(0),                      // 29: bulkhead.v1.Tool.Effect
+	(*Json)(nil),                          // 30: bulkhead.v1.Json
+	(*Decision)(nil),                      // 31: bulkhead.v1.Decision
+	(*timestamppb.Timestamp)(nil),         // 32: google.protobuf.Timestamp
+	(*Finding)(nil),                       // 33: bulkhead.v1.Finding
+	(*durationpb.Duration)(nil),           // 34: google.protobuf.Duration
 }
 var file_bulkhead_v1_call_service_proto_depIdxs = []int32{
 	0,  // 0: bulkhead.v1.Call.kind:type_name -> bulkhead.v1.Call.Kind
-	25, // 1: bulkhead.v1.Call.effect:type_name -> bulkhead.v1.Tool.Effect
-	26, // 2: bulkhead.v1.Call.arguments:type_name -> bulkhead.v1.Json
+	29, // 1: bulkhead.v1.Call.effect:type_name -> bulkhead.v1.Tool.Effect
+	30, // 2: bulkhead.v1.Call.arguments:type_name -> bulkhead.v1.Json
 	1,  // 3: bulkhead.v1.Call.state:type_name -> bulkhead.v1.Call.State
-	27, // 4: bulkhead.v1.Call.decision:type_name -> bulkhead.v1.Decision
-	18, // 5: bulkhead.v1.Call.consent:type_name -> bulkhead.v1.Call.Question
-	19, // 6: bulkhead.v1.Call.attempts:type_name -> bulkhead.v1.Call.Attempt
-	20, // 7: bulkhead.v1.Call.timings:type_name -> bulkhead.v1.Call.Timings
-	26, // 8: bulkhead.v1.Call.result:type_name -> bulkhead.v1.Json
-	21, // 9: bulkhead.v1.Call.error:type_name -> bulkhead.v1.Call.Error
-	22, // 10: bulkhead.v1.Call.source:type_name -> bulkhead.v1.Call.Source
+	31, // 4: bulkhead.v1.Call.decision:type_name -> bulkhead.v1.Decision
+	19, // 5: bulkhead.v1.Call.consent:type_name -> bulkhead.v1.Call.Question
+	20, // 6: bulkhead.v1.Call.attempts:type_name -> bulkhead.v1.Call.Attempt
+	21, // 7: bulkhead.v1.Call.timings:type_name -> bulkhead.v1.Call.Timings
+	30, // 8: bulkhead.v1.Call.result:type_name -> bulkhead.v1.Json
+	22, // 9: bulkhead.v1.Call.error:type_name -> bulkhead.v1.Call.Error
+	26, // 10: bulkhead.v1.Call.source:type_name -> bulkhead.v1.Call.Source
 	2,  // 11: bulkhead.v1.Call.recorded:type_name -> bulkhead.v1.Call.Recorded
-	28, // 12: bulkhead.v1.Call.create_time:type_name -> google.protobuf.Timestamp
-	28, // 13: bulkhead.v1.Call.update_time:type_name -> google.protobuf.Timestamp
-	28, // 14: bulkhead.v1.Call.end_time:type_name -> google.protobuf.Timestamp
-	9,  // 15: bulkhead.v1.Call.interactions:type_name -> bulkhead.v1.Interaction
-	5,  // 16: bulkhead.v1.Interaction.kind:type_name -> bulkhead.v1.Interaction.Kind
-	6,  // 17: bulkhead.v1.Interaction.state:type_name -> bulkhead.v1.Interaction.State
-	23, // 18: bulkhead.v1.Interaction.form:type_name -> bulkhead.v1.Interaction.Form
-	24, // 19: bulkhead.v1.Interaction.link:type_name -> bulkhead.v1.Interaction.Link
-	26, // 20: bulkhead.v1.Interaction.sampling:type_name -> bulkhead.v1.Json
-	29, // 21: bulkhead.v1.Interaction.findings:type_name -> bulkhead.v1.Finding
-	28, // 22: bulkhead.v1.Interaction.create_time:type_name -> google.protobuf.Timestamp
-	28, // 23: bulkhead.v1.Interaction.expire_time:type_name -> google.protobuf.Timestamp
-	28, // 24: bulkhead.v1.Interaction.answer_time:type_name -> google.protobuf.Timestamp
-	9,  // 25: bulkhead.v1.ListInteractionsResponse.interactions:type_name -> bulkhead.v1.Interaction
-	7,  // 26: bulkhead.v1.RespondInteractionRequest.action:type_name -> bulkhead.v1.RespondInteractionRequest.Action
-	26, // 27: bulkhead.v1.RespondInteractionRequest.content:type_name -> bulkhead.v1.Json
-	26, // 28: bulkhead.v1.RespondInteractionRequest.result:type_name -> bulkhead.v1.Json
-	26, // 29: bulkhead.v1.CreateCallRequest.arguments:type_name -> bulkhead.v1.Json
-	30, // 30: bulkhead.v1.CreateCallRequest.wait:type_name -> google.protobuf.Duration
-	30, // 31: bulkhead.v1.GetCallRequest.wait:type_name -> google.protobuf.Duration
-	1,  // 32: bulkhead.v1.ListCallsRequest.state:type_name -> bulkhead.v1.Call.State
-	0,  // 33: bulkhead.v1.ListCallsRequest.kind:type_name -> bulkhead.v1.Call.Kind
-	8,  // 34: bulkhead.v1.ListCallsResponse.calls:type_name -> bulkhead.v1.Call
-	28, // 35: bulkhead.v1.Call.Question.expire_time:type_name -> google.protobuf.Timestamp
-	3,  // 36: bulkhead.v1.Call.Attempt.phase:type_name -> bulkhead.v1.Call.Attempt.Phase
-	28, // 37: bulkhead.v1.Call.Attempt.start_time:type_name -> google.protobuf.Timestamp
-	28, // 38: bulkhead.v1.Call.Attempt.end_time:type_name -> google.protobuf.Timestamp
-	30, // 39: bulkhead.v1.Call.Timings.negotiation:type_name -> google.protobuf.Duration
-	30, // 40: bulkhead.v1.Call.Timings.discovery:type_name -> google.protobuf.Duration
-	30, // 41: bulkhead.v1.Call.Timings.decision:type_name -> google.protobuf.Duration
-	30, // 42: bulkhead.v1.Call.Timings.execution:type_name -> google.protobuf.Duration
-	4,  // 43: bulkhead.v1.Call.Error.layer:type_name -> bulkhead.v1.Call.Error.Layer
-	26, // 44: bulkhead.v1.Call.Error.data:type_name -> bulkhead.v1.Json
-	29, // 45: bulkhead.v1.Call.Source.findings:type_name -> bulkhead.v1.Finding
-	26, // 46: bulkhead.v1.Interaction.Form.requested_schema:type_name -> bulkhead.v1.Json
-	13, // 47: bulkhead.v1.CallService.CreateCall:input_type -> bulkhead.v1.CreateCallRequest
-	14, // 48: bulkhead.v1.CallService.GetCall:input_type -> bulkhead.v1.GetCallRequest
-	15, // 49: bulkhead.v1.CallService.ListCalls:input_type -> bulkhead.v1.ListCallsRequest
-	17, // 50: bulkhead.v1.CallService.CancelCall:input_type -> bulkhead.v1.CancelCallRequest
-	10, // 51: bulkhead.v1.CallService.ListInteractions:input_type -> bulkhead.v1.ListInteractionsRequest
-	12, // 52: bulkhead.v1.CallService.RespondInteraction:input_type -> bulkhead.v1.RespondInteractionRequest
-	8,  // 53: bulkhead.v1.CallService.CreateCall:output_type -> bulkhead.v1.Call
-	8,  // 54: bulkhead.v1.CallService.GetCall:output_type -> bulkhead.v1.Call
-	16, // 55: bulkhead.v1.CallService.ListCalls:output_type -> bulkhead.v1.ListCallsResponse
-	8,  // 56: bulkhead.v1.CallService.CancelCall:output_type -> bulkhead.v1.Call
-	11, // 57: bulkhead.v1.CallService.ListInteractions:output_type -> bulkhead.v1.ListInteractionsResponse
-	9,  // 58: bulkhead.v1.CallService.RespondInteraction:output_type -> bulkhead.v1.Interaction
-	53, // [53:59] is the sub-list for method output_type
-	47, // [47:53] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	32, // 12: bulkhead.v1.Call.create_time:type_name -> google.protobuf.Timestamp
+	32, // 13: bulkhead.v1.Call.update_time:type_name -> google.protobuf.Timestamp
+	32, // 14: bulkhead.v1.Call.end_time:type_name -> google.protobuf.Timestamp
+	10, // 15: bulkhead.v1.Call.interactions:type_name -> bulkhead.v1.Interaction
+	23, // 16: bulkhead.v1.Call.progress:type_name -> bulkhead.v1.Call.Progress
+	24, // 17: bulkhead.v1.Call.logs:type_name -> bulkhead.v1.Call.Log
+	25, // 18: bulkhead.v1.Call.task:type_name -> bulkhead.v1.Call.Task
+	6,  // 19: bulkhead.v1.Interaction.kind:type_name -> bulkhead.v1.Interaction.Kind
+	7,  // 20: bulkhead.v1.Interaction.state:type_name -> bulkhead.v1.Interaction.State
+	27, // 21: bulkhead.v1.Interaction.form:type_name -> bulkhead.v1.Interaction.Form
+	28, // 22: bulkhead.v1.Interaction.link:type_name -> bulkhead.v1.Interaction.Link
+	30, // 23: bulkhead.v1.Interaction.sampling:type_name -> bulkhead.v1.Json
+	33, // 24: bulkhead.v1.Interaction.findings:type_name -> bulkhead.v1.Finding
+	32, // 25: bulkhead.v1.Interaction.create_time:type_name -> google.protobuf.Timestamp
+	32, // 26: bulkhead.v1.Interaction.expire_time:type_name -> google.protobuf.Timestamp
+	32, // 27: bulkhead.v1.Interaction.answer_time:type_name -> google.protobuf.Timestamp
+	10, // 28: bulkhead.v1.ListInteractionsResponse.interactions:type_name -> bulkhead.v1.Interaction
+	8,  // 29: bulkhead.v1.RespondInteractionRequest.action:type_name -> bulkhead.v1.RespondInteractionRequest.Action
+	30, // 30: bulkhead.v1.RespondInteractionRequest.content:type_name -> bulkhead.v1.Json
+	30, // 31: bulkhead.v1.RespondInteractionRequest.result:type_name -> bulkhead.v1.Json
+	30, // 32: bulkhead.v1.CreateCallRequest.arguments:type_name -> bulkhead.v1.Json
+	34, // 33: bulkhead.v1.CreateCallRequest.wait:type_name -> google.protobuf.Duration
+	34, // 34: bulkhead.v1.GetCallRequest.wait:type_name -> google.protobuf.Duration
+	1,  // 35: bulkhead.v1.ListCallsRequest.state:type_name -> bulkhead.v1.Call.State
+	0,  // 36: bulkhead.v1.ListCallsRequest.kind:type_name -> bulkhead.v1.Call.Kind
+	9,  // 37: bulkhead.v1.ListCallsResponse.calls:type_name -> bulkhead.v1.Call
+	32, // 38: bulkhead.v1.Call.Question.expire_time:type_name -> google.protobuf.Timestamp
+	3,  // 39: bulkhead.v1.Call.Attempt.phase:type_name -> bulkhead.v1.Call.Attempt.Phase
+	32, // 40: bulkhead.v1.Call.Attempt.start_time:type_name -> google.protobuf.Timestamp
+	32, // 41: bulkhead.v1.Call.Attempt.end_time:type_name -> google.protobuf.Timestamp
+	34, // 42: bulkhead.v1.Call.Timings.negotiation:type_name -> google.protobuf.Duration
+	34, // 43: bulkhead.v1.Call.Timings.discovery:type_name -> google.protobuf.Duration
+	34, // 44: bulkhead.v1.Call.Timings.decision:type_name -> google.protobuf.Duration
+	34, // 45: bulkhead.v1.Call.Timings.execution:type_name -> google.protobuf.Duration
+	4,  // 46: bulkhead.v1.Call.Error.layer:type_name -> bulkhead.v1.Call.Error.Layer
+	30, // 47: bulkhead.v1.Call.Error.data:type_name -> bulkhead.v1.Json
+	30, // 48: bulkhead.v1.Call.Progress.progress:type_name -> bulkhead.v1.Json
+	30, // 49: bulkhead.v1.Call.Progress.total:type_name -> bulkhead.v1.Json
+	32, // 50: bulkhead.v1.Call.Progress.time:type_name -> google.protobuf.Timestamp
+	32, // 51: bulkhead.v1.Call.Log.time:type_name -> google.protobuf.Timestamp
+	30, // 52: bulkhead.v1.Call.Log.data:type_name -> bulkhead.v1.Json
+	5,  // 53: bulkhead.v1.Call.Task.status:type_name -> bulkhead.v1.Call.Task.Status
+	32, // 54: bulkhead.v1.Call.Task.start_time:type_name -> google.protobuf.Timestamp
+	32, // 55: bulkhead.v1.Call.Task.poll_time:type_name -> google.protobuf.Timestamp
+	33, // 56: bulkhead.v1.Call.Source.findings:type_name -> bulkhead.v1.Finding
+	30, // 57: bulkhead.v1.Interaction.Form.requested_schema:type_name -> bulkhead.v1.Json
+	14, // 58: bulkhead.v1.CallService.CreateCall:input_type -> bulkhead.v1.CreateCallRequest
+	15, // 59: bulkhead.v1.CallService.GetCall:input_type -> bulkhead.v1.GetCallRequest
+	16, // 60: bulkhead.v1.CallService.ListCalls:input_type -> bulkhead.v1.ListCallsRequest
+	18, // 61: bulkhead.v1.CallService.CancelCall:input_type -> bulkhead.v1.CancelCallRequest
+	11, // 62: bulkhead.v1.CallService.ListInteractions:input_type -> bulkhead.v1.ListInteractionsRequest
+	13, // 63: bulkhead.v1.CallService.RespondInteraction:input_type -> bulkhead.v1.RespondInteractionRequest
+	9,  // 64: bulkhead.v1.CallService.CreateCall:output_type -> bulkhead.v1.Call
+	9,  // 65: bulkhead.v1.CallService.GetCall:output_type -> bulkhead.v1.Call
+	17, // 66: bulkhead.v1.CallService.ListCalls:output_type -> bulkhead.v1.ListCallsResponse
+	9,  // 67: bulkhead.v1.CallService.CancelCall:output_type -> bulkhead.v1.Call
+	12, // 68: bulkhead.v1.CallService.ListInteractions:output_type -> bulkhead.v1.ListInteractionsResponse
+	10, // 69: bulkhead.v1.CallService.RespondInteraction:output_type -> bulkhead.v1.Interaction
+	64, // [64:70] is the sub-list for method output_type
+	58, // [58:64] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_bulkhead_v1_call_service_proto_init() }
@@ -2301,8 +2640,8 @@ func file_bulkhead_v1_call_service_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bulkhead_v1_call_service_proto_rawDesc), len(file_bulkhead_v1_call_service_proto_rawDesc)),
-			NumEnums:      8,
-			NumMessages:   17,
+			NumEnums:      9,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
