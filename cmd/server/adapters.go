@@ -43,7 +43,7 @@ func (l lister) ListDefinitions(ctx context.Context, v catalog.Server, c catalog
 	if err != nil {
 		return catalog.Listing{}, err
 	}
-	out := catalog.Listing{Items: got.Items, TTL: got.TTL, Public: got.Scope == "public", ProtocolVersion: got.ProtocolVersion,
+	out := catalog.Listing{Items: got.Items, Incomplete: got.Incomplete, TTL: got.TTL, Public: got.Scope == "public", ProtocolVersion: got.ProtocolVersion,
 		Era: got.Era, Negotiation: got.Negotiation, Capabilities: got.Capabilities, ServerInfo: got.ServerInfo}
 	for _, r := range got.Rejected {
 		out.Rejected = append(out.Rejected, catalog.Rejected{Item: r.Item, Reason: r.Reason})

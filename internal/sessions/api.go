@@ -329,6 +329,8 @@ type Listing struct {
 	Items []json.RawMessage
 	// Rejected are definitions that the protocol tells a client to leave out.
 	Rejected []Rejection
+	// Incomplete says why definitions may be missing, and is empty otherwise.
+	Incomplete string
 	// TTL is how long the server lets the list be kept, 0 if it did not say. It is
 	// the shortest of all pages.
 	TTL time.Duration

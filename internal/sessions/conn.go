@@ -26,6 +26,7 @@ type conn struct {
 	// Set while connecting, fixed afterwards.
 	era, version string
 	fellBack     bool         // to an older version than the server had proved
+	steppedDown  bool         // once, to a version that a server named when it refused ours
 	declared     Capabilities // what a legacy server was told
 	caps, info   json.RawMessage
 	offers       uint8           // what the server declares, as bits

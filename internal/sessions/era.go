@@ -12,6 +12,7 @@ type eraNote struct {
 	legacy  bool   // the last definite answer was legacy
 	silent  int    // probes in a row without a sign
 	told    string // the era that was told to Learned last
+	offer   string // the version to initialize with, where the newest was refused
 }
 
 // era returns what is known of a server: what this process saw, else what others
@@ -53,12 +54,20 @@ func (p *Pool) noteEra(k Key, version string, legacy bool) {
 	news := false
 	p.note(k, func(n *eraNote) {
 		news = n.told != era || version > n.version
-		*n = eraNote{version: max(n.version, version), legacy: legacy, told: era}
+		*n = eraNote{version: max(n.version, version), legacy: legacy, told: era, offer: n.offer}
 	})
 	p.mu.Unlock()
 	if news && p.learned != nil {
 		p.learned(k, era, version)
 	}
+}
+
+// noteOffer remembers the version that a server takes, for it refuses newer ones
+// where it should name another.
+func (p *Pool) noteOffer(k Key, version string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.note(k, func(n *eraNote) { n.offer = version })
 }
 
 // silent counts a probe without a sign and returns how many there were in a row.

@@ -3,6 +3,7 @@ package sessions
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -33,6 +34,25 @@ func (c *conn) handshakeRefused(ctx context.Context, rep *reply, err error) erro
 		out = out.With("supported", shorten(strings.Join(offered, " "), 200))
 	}
 	return out
+}
+
+// olderNamed returns the newest version older than the one that was refused, of
+// those that the refusal names, and nothing when there is none or one was tried.
+func (c *conn) olderNamed(rep *reply, refused string) []string {
+	text := rep.said
+	var named []string
+	if e := rep.msg.err; e != nil {
+		text, named = e.Message, supportedVersions(e.Data, "supported")
+	}
+	if c.steppedDown || rep.msg.err == nil && rep.status != http.StatusBadRequest {
+		return nil
+	}
+	for _, v := range c.target.legacyVersions() { // the newest first
+		if v < refused && (slices.Contains(named, v) || strings.Contains(text, v)) {
+			return []string{v}
+		}
+	}
+	return nil
 }
 
 // mayBeSSE reports whether an answer to initialize leaves open that the URL is that

@@ -442,3 +442,59 @@ func TestPing_OnlyWhereItTellsSomething(t *testing.T) {
 		}
 	}
 }
+
+// A server that refuses our version where it should name its own is taken at what
+// it names: one step down, once, and the next connection begins there.
+func TestLegacy_StepsDownToAVersionThatIsNamed(t *testing.T) {
+	t.Parallel()
+	const named = "Unsupported protocol version: 2025-11-25. Supported versions: 2024-11-05, 2025-03-26, 2025-06-18"
+	for name, c := range map[string]struct {
+		refusal mcptest.Answer
+		steps   bool
+	}{
+		"in the message":     {mcptest.StatusError(400, -32600, named), true},
+		"in a plain text":    {mcptest.Status(400, "text/plain", named), true},
+		"in the data":        {mcptest.Error(-32602, "no", `{"supported":["2025-06-18","2025-03-26"],"requested":"2025-11-25"}`), true},
+		"nothing named":      {mcptest.StatusError(400, -32600, "no"), false},
+		"only the same":      {mcptest.StatusError(400, -32600, "not 2025-11-25"), false},
+		"an outage names it": {mcptest.Status(503, "text/plain", named), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := mcptest.New(t, mcptest.Legacy)
+			s.On("server/discover", mcptest.Status(405, "", ""))
+			s.On("initialize", func(w http.ResponseWriter, raw *http.Request, r *mcptest.Request) {
+				if strings.Contains(r.Body, `"2025-06-18"`) {
+					initialized("2025-06-18")(w, raw, r)
+					return
+				}
+				c.refusal(w, raw, r)
+			})
+			p := newPool(t, nil)
+			resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
+			if !c.steps {
+				if err == nil || s.Count("initialize") != 1 {
+					t.Fatalf("%+v, %v after %d handshakes", resp, err, s.Count("initialize"))
+				}
+				return
+			}
+			succeed(t, resp, err)
+			if resp.ProtocolVersion != "2025-06-18" || s.Count("initialize") != 2 || s.Seen("tools/call")[0].Header.Get("Mcp-Protocol-Version") != "2025-06-18" {
+				t.Fatalf("%+v after %d handshakes", resp, s.Count("initialize"))
+			}
+			resp, err = p.Do(t.Context(), keyOf(t, "b"), httpTarget(s.URL), echo())
+			if succeed(t, resp, err); s.Count("initialize") != 3 {
+				t.Errorf("the next connection needs %d handshakes", s.Count("initialize")-2)
+			}
+		})
+	}
+	t.Run("one step only", func(t *testing.T) {
+		t.Parallel()
+		s := mcptest.New(t, mcptest.Legacy)
+		s.On("initialize", mcptest.StatusError(400, -32600, named))
+		_, err := newPool(t, nil).Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
+		if err == nil || s.Count("initialize") != 2 {
+			t.Errorf("%v after %d handshakes", err, s.Count("initialize"))
+		}
+	})
+}

@@ -127,6 +127,8 @@ const (
 	envelopeSlack = 64 << 10
 	// refusalBytes bounds the body of an HTTP refusal.
 	refusalBytes = 256 << 10
+	// maxSaid bounds what is kept of a refusal's text.
+	maxSaid = 1 << 10
 	// maxChallenge bounds a WWW-Authenticate header that is kept.
 	maxChallenge = 8 << 10
 	// maxSessionID bounds an Mcp-Session-Id.

@@ -68,7 +68,9 @@ func (c *conn) list(ctx context.Context, t *Target, kind string) (Listing, error
 			return Listing{}, protocolError("CURSOR_INVALID", "the server's cursor is no string, too long or there twice")
 		}
 		if seen[string(next)] {
-			return Listing{}, protocolError("CURSOR_REPEATED", "the server repeats a cursor, so its list has no end")
+			// What was read is as good as it was; copies of it are no definitions.
+			out.Incomplete, out.Items = "pagination loop: the server repeats a cursor", once(out.Items)
+			break
 		}
 		seen[string(next)] = true
 		cursor = next
@@ -96,6 +98,16 @@ func (c *conn) page(ctx context.Context, t *Target, method string, cursor []byte
 		resp.Release()
 		again = true
 	}
+}
+
+// once leaves out what came before in the same bytes.
+func once(items []json.RawMessage) []json.RawMessage {
+	seen := make(map[string]bool, len(items))
+	return slices.DeleteFunc(items, func(item json.RawMessage) bool {
+		was := seen[string(item)]
+		seen[string(item)] = true
+		return was
+	})
 }
 
 // addPage adds the items of one page and its cache hints. A result without the

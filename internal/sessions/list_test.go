@@ -49,7 +49,6 @@ func TestList_BadAnswersAreNoEmptyList(t *testing.T) {
 		"miscased":        {mcptest.Result(`{"Tools":[]}`), "LIST_INVALID"},
 		"object":          {mcptest.Result(`{"tools":{}}`), "LIST_INVALID"},
 		"twice":           {mcptest.Result(`{"tools":[],"tools":[{"name":"x"}]}`), "LIST_INVALID"},
-		"repeated cursor": {mcptest.Result(`{"tools":[],"nextCursor":"x"}`), "CURSOR_REPEATED"},
 		"endless cursors": {endless, "LIST_TOO_LONG"},
 		"numeric cursor":  {mcptest.Result(`{"tools":[],"nextCursor":7}`), "CURSOR_INVALID"},
 		"long cursor":     {mcptest.Result(`{"tools":[],"nextCursor":"` + strings.Repeat("x", 10000) + `"}`), "CURSOR_INVALID"},
@@ -114,5 +113,36 @@ func TestList_ToolsWithBadHeaderMarksAreLeftOut(t *testing.T) {
 	l, err = p.List(t.Context(), keyOf(t, "b"), httpTarget(legacy.URL), KindTool)
 	if err != nil || len(l.Items) != len(bad)+1 {
 		t.Fatalf("%d kept, %v", len(l.Items), err)
+	}
+}
+
+// A server that repeats a cursor is read up to there, each definition once, and
+// the list says that it may lack some.
+func TestList_ARepeatedCursorEndsIt(t *testing.T) {
+	t.Parallel()
+	page := func(next string, names ...string) mcptest.Answer {
+		var items []string
+		for _, n := range names {
+			items = append(items, `{"name":"`+n+`"}`)
+		}
+		return mcptest.Result(`{"tools":[` + strings.Join(items, ",") + `],"nextCursor":` + next + `}`)
+	}
+	for name, c := range map[string]struct {
+		pages []mcptest.Answer
+		want  int
+	}{
+		"the same page for ever":  {[]mcptest.Answer{page(`"x"`, "a", "b", "c")}, 3},
+		"a last page with itself": {[]mcptest.Answer{page(`"x"`, "a", "b"), page(`"x"`, "c")}, 3},
+		"two pages in turn":       {[]mcptest.Answer{page(`"x"`, "a"), page(`"y"`, "b"), page(`"x"`, "a")}, 2},
+	} {
+		s := mcptest.New(t, mcptest.Modern)
+		s.On("tools/list", c.pages...)
+		l, err := newPool(t, nil).List(t.Context(), keyOf(t, "a"), httpTarget(s.URL), KindTool)
+		if err != nil || len(l.Items) != c.want || !strings.HasPrefix(l.Incomplete, "pagination loop") {
+			t.Errorf("%s: %d items, %q, %v", name, len(l.Items), l.Incomplete, err)
+		}
+		if n := s.Count("tools/list"); n > 3 {
+			t.Errorf("%s: %d pages were asked for", name, n)
+		}
 	}
 }

@@ -253,6 +253,9 @@ func (c *conn) probeChild(ctx context.Context, s *stdioWire, known string) (verd
 func (c *conn) initialize(ctx context.Context, offered []string, known string) error {
 	versions := c.target.legacyVersions()
 	want := versions[0]
+	if remembered := c.pool.era(c.key, c.target).offer; remembered != "" && len(offered) == 0 {
+		offered = []string{remembered}
+	}
 	for _, v := range versions {
 		if slices.Contains(offered, v) {
 			want = v
@@ -276,6 +279,10 @@ func (c *conn) initialize(ctx context.Context, offered []string, known string) e
 		w.enter(rep.sessionID) // also of a handshake that fails, so that its session is deleted
 	}
 	if err != nil || rep.msg.err != nil {
+		if older := c.olderNamed(&rep, want); older != nil {
+			c.steppedDown = true
+			return c.initialize(ctx, older, known)
+		}
 		if err != nil {
 			c.refusal = rep
 		}
@@ -291,6 +298,9 @@ func (c *conn) initialize(ctx context.Context, offered []string, known string) e
 		return downgraded(known)
 	}
 	c.era, c.version, c.fellBack = EraLegacy, version, version < known
+	if c.steppedDown {
+		c.pool.noteOffer(c.key, version)
+	}
 	c.wire.speak(c.era, c.version)
 	c.enter(StateNegotiated)
 	c.learn(member(rep.msg.result, "capabilities"), member(rep.msg.result, "serverInfo"))

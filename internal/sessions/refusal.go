@@ -21,7 +21,9 @@ func (w *httpWire) refused(resp *http.Response, body io.Reader, x *exchange, nex
 		return rep, nil, w.redirected(resp, next)
 	}
 	if data, err := readAll(body, refusalBytes, resp.ContentLength, x.hold); err == nil {
-		w.errorBody(data, x, &rep)
+		if w.errorBody(data, x, &rep); rep.msg.err == nil {
+			rep.said = shorten(string(data), maxSaid)
+		}
 	}
 	rep.retryAfter = retryAfter(resp.Header.Get("Retry-After"), time.Now())
 	return rep, nil, w.refusal(resp, &rep)

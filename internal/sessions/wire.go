@@ -54,6 +54,8 @@ type reply struct {
 	status     int
 	challenge  string
 	retryAfter time.Duration
+	// said is the beginning of a refusal that is no JSON-RPC.
+	said string
 	// renew means that the connection must not be used again, and doubt that it was
 	// the refusal that spoke against it.
 	renew, doubt bool
