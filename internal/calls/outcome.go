@@ -139,6 +139,9 @@ func (e *execution) readFailure(o *outcome, c *Call, r sessions.Response, err er
 func (e *execution) readResult(o *outcome, c *Call, r *sessions.Response) {
 	o.phase = Answered
 	o.result, o.findings = cleanResult(r.Result)
+	if r.Parts.Repaired && len(o.findings) == 0 {
+		o.findings = []string{textRepaired}
+	}
 	if c.Kind != contract.KindTool {
 		o.findings = append(o.findings, readOddities(c.Kind, o.result)...)
 		o.state = Succeeded
@@ -279,6 +282,8 @@ func cleanText(s string, most int) string {
 	return s
 }
 
+const textRepaired = "TEXT_REPAIRED: the result held bytes or surrogates that are not text; they were replaced"
+
 func cleanJSON(raw []byte) []byte {
 	out, _ := cleanResult(raw)
 	return out
@@ -296,7 +301,7 @@ func cleanResult(raw []byte) ([]byte, []string) {
 	if len(raw) == 0 || &out[0] == &raw[0] || bytes.Equal(out, raw) {
 		return raw, nil
 	}
-	return out, []string{"TEXT_REPAIRED: the result held bytes or surrogates that are not text; they were replaced"}
+	return out, []string{textRepaired}
 }
 
 // replaceLoneSurrogates rewrites \uD800 to \uDFFF escapes that form no pair.

@@ -293,6 +293,8 @@ type Parts struct {
 	// Miscased are names of the protocol that came spelled in another case; such
 	// members were ignored.
 	Miscased []string
+	// Repaired says that bytes that were no UTF-8 were replaced.
+	Repaired bool
 }
 
 // The reasons of errors for an answer that came and cannot be used. The phase

@@ -242,7 +242,7 @@ func (c *conn) meta(t *Target, beside *talk) (base []byte) {
 // respond turns a reply into a response and checks what the protocol demands.
 func (c *conn) respond(t *Target, r *Request, rep *reply, err error) (Response, error) {
 	resp := Response{
-		Result: rep.msg.result, Parts: rep.msg.members.parts(), Error: rep.msg.err, HTTPStatus: rep.status, WWWAuthenticate: rep.challenge,
+		Result: rep.msg.result, Parts: rep.msg.parts(), Error: rep.msg.err, HTTPStatus: rep.status, WWWAuthenticate: rep.challenge,
 		RetryAfter: rep.retryAfter, Phase: rep.phase, Era: c.era, ProtocolVersion: c.version,
 	}
 	switch {

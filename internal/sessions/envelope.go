@@ -21,6 +21,7 @@ type message struct {
 	err        *RPCError
 	errFlaw    string // why err is no error of JSON-RPC
 	overBudget bool   // nothing but the id was held
+	repaired   bool   // bytes that were no UTF-8 were replaced
 	hold       *lease // what the bytes have of the budget, on stdio
 }
 
@@ -46,8 +47,20 @@ func (m *message) answers(id int64) bool {
 }
 
 // parseMessage checks one JSON-RPC message and splits it. Protocol members that
-// come twice make it invalid, since two readers could see different values.
+// come twice make it invalid, since two readers could see different values. Bytes
+// that are no UTF-8 become the replacement character, and the message says so:
+// what was done cannot be undone because its text was broken.
 func parseMessage(data []byte) (message, error) {
+	m, err := parseExact(data)
+	if !errors.Is(err, errUTF8) || len(data) > maxRepaired {
+		return m, err
+	}
+	m, err = parseExact(bytes.ToValidUTF8(data, []byte("\uFFFD")))
+	m.repaired = true
+	return m, err
+}
+
+func parseExact(data []byte) (message, error) {
 	var m message
 	s := scanner{data: data}
 	if err := m.scan(&s); err != nil {

@@ -33,7 +33,9 @@ func TestParseMessage(t *testing.T) {
 		{"result twice by escape", `{"jsonrpc":"2.0","id":7,"result":{},"resul\u0074":{}}`, false, nil},
 		{"method and result", `{"jsonrpc":"2.0","id":7,"method":"x","result":{}}`, false, nil},
 		{"array", `[]`, false, nil}, {"text", `"x"`, false, nil}, {"empty", ``, false, nil}, {"two values", `{"jsonrpc":"2.0","id":1,"result":{}} {}`, false, nil},
-		{"bad utf-8", "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"a\":\"\xff\"}}", false, nil},
+		{"bad utf-8", "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"a\":\"\xff\"}}", true, func(m message) bool { return m.repaired && string(m.result) == "{\"a\":\"\uFFFD\"}" }},
+		{"bad utf-8 outside of text", "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":\xff}", false, nil},
+		{"too much of bad utf-8", "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"a\":\"" + strings.Repeat("\xff", maxRepaired) + "\"}}", false, nil},
 		{"control character", "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"a\":\"\n\"}}", false, nil},
 		{"depth", `{"jsonrpc":"2.0","id":1,"result":{"a":` + strings.Repeat("[", 300) + strings.Repeat("]", 300) + `}}`, false, nil},
 	} {

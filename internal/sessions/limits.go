@@ -129,6 +129,9 @@ const (
 	refusalBytes = 256 << 10
 	// maxSaid bounds what is kept of a refusal's text.
 	maxSaid = 1 << 10
+	// maxRepaired bounds a message whose bytes that are no UTF-8 are replaced; a larger
+	// one is refused.
+	maxRepaired = 1 << 20
 	// maxChallenge bounds a WWW-Authenticate header that is kept.
 	maxChallenge = 8 << 10
 	// maxSessionID bounds an Mcp-Session-Id.

@@ -72,6 +72,12 @@ func (m *members) flaw(method string, result []byte) string {
 	return "has an isError that is neither true nor false"
 }
 
+func (m *message) parts() Parts {
+	p := m.members.parts()
+	p.Repaired = m.repaired
+	return p
+}
+
 func (m *members) parts() Parts {
 	p := Parts{StructuredContent: m.raw[memberStructured], Content: m.raw[memberContent], IsError: string(m.raw[memberIsError]) == "true"}
 	for i, name := range memberNames {
