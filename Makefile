@@ -83,7 +83,7 @@ fuzz:
 	@deploy/fuzz.sh $(FUZZTIME)
 
 fuzz-long:
-	@deploy/fuzz.sh $(FUZZTIME_LONG) internal/sessions
+	@deploy/fuzz.sh $(FUZZTIME_LONG) internal/sessions internal/elicitation
 
 soak:
 	go test -count=1 -v -timeout 30m -run '^TestSoak$$' ./cmd/server -duration $(SOAK)

@@ -14,6 +14,8 @@ type misbehaviour struct {
 	name    string
 	version string // empty plays it in both eras
 	scripts map[string]script
+	// healed are the scripts of the good server afterwards; nil are none.
+	healed map[string]script
 	// do is what is asked of the server; nil is one call.
 	do func(ctx context.Context, r *rig, s *server) string
 	// want is the outcome; legacy is that of the legacy era where it differs.
@@ -83,18 +85,18 @@ func (m *misbehaviour) play(t testing.TB, version string) {
 		got = r.call(ctx, m.request)
 	}
 	if ctx.Err() != nil {
-		t.Fatalf("it hangs: %s", got)
+		t.Fatalf("%s hangs: %s", m.name, got)
 	}
 	if want := m.expected(version); got != want {
-		t.Errorf("%s, want %s", got, want)
+		t.Errorf("%s: %s, want %s", m.name, got, want)
 	}
 	if n, most := s.total(), orElse(m.requests, defaultRequests); n > most {
-		t.Errorf("the server was asked %d times, more than %d", n, most)
+		t.Errorf("%s: the server was asked %d times, more than %d", m.name, n, most)
 	}
 	if n, most := s.sent.Load(), orElse(m.sent, defaultSent); n > most {
-		t.Errorf("%d bytes were taken, more than %d", n, most)
+		t.Errorf("%s: %d bytes were taken, more than %d", m.name, n, most)
 	}
-	s.heal()
+	s.heal(m.healed)
 	if !m.stays {
 		// What was known of the server may cost one more failure, but no more.
 		for try := 0; ; try++ {
@@ -103,14 +105,14 @@ func (m *misbehaviour) play(t testing.TB, version string) {
 				break
 			}
 			if try == 20 {
-				t.Fatalf("the same user does not get through any more: %s", got)
+				t.Fatalf("%s: the same user does not get through any more: %s", m.name, got)
 			}
 			pause(ctx)
 		}
 	}
 	r.key.Registration++
 	if got := r.call(ctx, nil); got != "ok" {
-		t.Errorf("a good request on a fresh connection: %s", got)
+		t.Errorf("%s: a good request on a fresh connection: %s", m.name, got)
 	}
 }
 
@@ -148,7 +150,7 @@ func (r *rig) list(ctx context.Context) string {
 func all() []misbehaviour {
 	var out []misbehaviour
 	for _, group := range [][]misbehaviour{
-		bodies(), messages(), streams(), connections(), statuses(), asking(), negotiations(), lists(), changes(),
+		bodies(), messages(), streams(), connections(), statuses(), asking(), negotiations(), lists(), changes(), legacyStreams(), wishes(),
 	} {
 		out = append(out, group...)
 	}

@@ -58,7 +58,7 @@ func listen(t testing.TB) net.Listener {
 }
 
 // heal makes it a good server.
-func (s *server) heal() { s.scripts.Store(&map[string]script{}) }
+func (s *server) heal(scripts map[string]script) { s.scripts.Store(&scripts) }
 
 func (s *server) close() {
 	close(s.closing)
@@ -157,6 +157,7 @@ type peer struct {
 	id     string
 	n      int  // how many requests with this method there were, this one too
 	keep   bool // the connection serves further requests
+	line   *line
 }
 
 // write writes text with $ID replaced, and reports whether it could.
