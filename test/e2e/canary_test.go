@@ -74,6 +74,10 @@ func (w *world) nest(t *testing.T, name string, isolation pb.Server_Isolation, v
 	result, header, cookie, event := n.plant("result", true), n.plant("header", false), n.plant("cookie", false), n.plant("event id", false)
 	progress, log, failure, data := n.plant("progress", false), n.plant("log message", false), n.plant("error of a tool", true), n.plant("error of the protocol", true)
 	content, state := n.plant("resource", true), n.plant("requestState", false)
+	question := state // where nobody may be asked, nobody sees it
+	if n.asks() {
+		question = n.plant("question", true)
+	}
 	n.m.On("tools/call", func(rw http.ResponseWriter, raw *http.Request, r *mcptest.Request) {
 		with := func(a mcptest.Answer) mcptest.Answer {
 			return mcptest.WithHeader("X-Secret", header, mcptest.WithHeader("Set-Cookie", "s="+cookie, a))
@@ -83,8 +87,14 @@ func (w *world) nest(t *testing.T, name string, isolation pb.Server_Isolation, v
 			with(mcptest.Result(`{"resultType":"complete","isError":true,"content":[{"type":"text","text":"`+failure+`"}]}`))(rw, raw, r)
 		case strings.Contains(r.Body, `"how":"refuse"`):
 			with(mcptest.Error(-32000, data, `{"why":"`+data+`"}`))(rw, raw, r)
+		case strings.Contains(r.Body, `"inputResponses"`):
+			if !strings.Contains(r.Body, state) {
+				w.t.Error("the state did not come back")
+			}
+			with(mcptest.Result(`{"resultType":"complete","content":[{"type":"text","text":"thanks"}]}`))(rw, raw, r)
 		case strings.Contains(r.Body, `"how":"ask"`):
-			with(mcptest.Result(`{"resultType":"input_required","requestState":"`+state+`","inputRequests":{"a":{"method":"elicitation/create","params":{"mode":"form","message":"`+state+`","requestedSchema":{"type":"object","properties":{}}}}}}`))(rw, raw, r)
+			with(mcptest.Result(`{"resultType":"input_required","requestState":"`+state+`","inputRequests":{"a":{"method":"elicitation/create","params":{"mode":"form","message":"`+question+
+				`","requestedSchema":{"type":"object","properties":{"note":{"type":"string"}}}}}}}`))(rw, raw, r)
 		case strings.Contains(r.Body, `"how":"plainly"`):
 			with(mcptest.Result(`{"resultType":"complete","content":[{"type":"text","text":"nothing"}]}`))(rw, raw, r)
 		default:
@@ -107,7 +117,7 @@ func (w *world) nest(t *testing.T, name string, isolation pb.Server_Isolation, v
 		Transport: &pb.CreateServerRequest_Http{Http: &pb.Server_Http{Url: n.m.URL}}})
 	must(t, err)
 	w.review(s, obj{"methods": []string{"tools/list", "tools/call", "resources/list", "resources/templates/list", "resources/read"},
-		"resources": []obj{{"uri": "nest://a/**"}}, "limits": obj{"definition_age": obj{"read": "15m"}}},
+		"resources": []obj{{"uri": "nest://a/**"}}, "reverse": obj{"elicitation": obj{"form": true}}, "limits": obj{"definition_age": obj{"read": "15m"}}},
 		toolRule{name: "tell", effect: "read"}, toolRule{name: "say", effect: "write", consent: "call"})
 	return n
 }
@@ -122,12 +132,34 @@ func (w *world) says(u *client, n *nest, session string) []*pb.Call {
 		wantState(w.t, calls[len(calls)-1], pb.Call_FAILED)
 	}
 	if n.modern {
-		calls = append(calls, w.propose(u, session, n.server, "tell", obj{"how": "ask"}))
+		calls = append(calls, w.asked(u, n, w.propose(u, session, n.server, "tell", obj{"how": "ask"})))
 	}
 	read, err := u.CreateCall(w.ctx, &pb.CreateCallRequest{SessionId: session, Server: n.server, Resource: "nest://a/secret/" + n.plant("URI", true), Wait: durationpb.New(patience / 3)})
 	must(w.t, err)
 	wantState(w.t, read, pb.Call_SUCCEEDED)
 	return append(calls, read, w.ask(u, session, n.server, "say", obj{"x": n.plant("argument of a consent", true)}))
+}
+
+// asks reports whether the server may ask its user.
+func (n *nest) asks() bool { return n.modern && n.isolation != pb.Server_PER_TENANT }
+
+// asked answers what a server asks, where it may ask; a question on a connection
+// that all users share reaches nobody.
+func (w *world) asked(u *client, n *nest, call *pb.Call) *pb.Call {
+	w.t.Helper()
+	if !n.asks() {
+		wantState(w.t, call, pb.Call_FAILED)
+		return call
+	}
+	wantState(w.t, call, pb.Call_INPUT_REQUIRED)
+	asked, err := u.ListInteractions(w.ctx, &pb.ListInteractionsRequest{CallId: call.GetCallId()})
+	must(w.t, err)
+	_, err = u.RespondInteraction(w.ctx, &pb.RespondInteractionRequest{CallId: call.GetCallId(), InteractionId: asked.GetInteractions()[0].GetInteractionId(),
+		Action: pb.RespondInteractionRequest_ACCEPT, Content: raw(obj{"note": n.plant("answer", false)})})
+	must(w.t, err)
+	call = w.ended(u, call)
+	wantState(w.t, call, pb.Call_SUCCEEDED)
+	return call
 }
 
 // path is one way by which somebody looks at something.
@@ -165,6 +197,9 @@ func (w *world) ways(who string, c *client, session string, theirs []string, cal
 	}
 	for _, call := range calls {
 		add("call", own, func() (proto.Message, error) { return c.GetCall(w.ctx, &pb.GetCallRequest{CallId: call.GetCallId()}) })
+		add("interactions", own, func() (proto.Message, error) {
+			return c.ListInteractions(w.ctx, &pb.ListInteractionsRequest{CallId: call.GetCallId()})
+		})
 		add("consent", own, func() (proto.Message, error) {
 			return c.GetConsent(w.ctx, &pb.GetConsentRequest{ConsentId: call.GetConsent().GetConsentId()})
 		})
