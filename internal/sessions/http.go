@@ -41,7 +41,8 @@ type httpWire struct {
 
 	lost atomic.Bool // the server forgot the session
 
-	// The watcher's own: the last event of its stream, and whether one was open.
+	// The only watcher's own, in the legacy era: the last event of its stream, and
+	// whether one was open.
 	lastEvent string
 	watched   bool
 }

@@ -99,8 +99,8 @@ func (w *httpWire) watch(ctx context.Context, want *watch) (end watchEnd) {
 		return end
 	}
 	began := time.Now()
-	w.watched = true
-	if !w.now().modern {
+	if !w.now().modern { // there is one watcher only, and no acknowledgement
+		w.watched = true
 		want.opened()
 	}
 	hint, refused := w.follow(ctx, stream, want)
