@@ -85,7 +85,7 @@ func (p *Pool) Subscribe(ctx context.Context, k Key, t Target, uri string) error
 	}
 }
 
-// Unsubscribe ends a subscription; one that there is not is none of its business.
+// Unsubscribe ends a subscription. Where there is none it does nothing.
 func (p *Pool) Unsubscribe(k Key, uri string) {
 	p.mu.Lock()
 	s := p.subs[k]
@@ -113,15 +113,18 @@ func (p *Pool) want(k Key, t Target, uri string) (*want, error) {
 		if !p.tasks.begin() {
 			return nil, failure(fault.Unavailable, fault.Host, "STOPPING", "the server is stopping")
 		}
-		s = &subscriber{pool: p, key: k, wake: make(chan struct{}, 1), wants: map[string]*want{}, untold: map[string]bool{}}
+		s = &subscriber{pool: p, key: k, target: t, wake: make(chan struct{}, 1), wants: map[string]*want{}, untold: map[string]bool{}}
 		p.subs[k] = s
+		s.mu.Lock() // until it has its first want
+		defer s.mu.Unlock()
 		go func() {
 			defer p.tasks.wg.Done()
 			s.keep(p.ctx)
 		}()
+	} else {
+		s.mu.Lock()
+		defer s.mu.Unlock()
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.target = t
 	w := s.wants[uri]
 	if w == nil {
