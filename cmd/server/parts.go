@@ -95,16 +95,17 @@ func build(ctx context.Context, cfg *config.Config, st *stores, log *slog.Logger
 	}
 	p.signals.sessions = store
 	p.calls, err = calls.NewService(ctx, calls.Deps{DB: st.db, Sessions: store, Catalog: p.catalog, Contracts: p.authz,
-		Consent: consents, Sender: pool, Audit: p.audit, Vault: vault, Signals: p.signals, Log: log, Observe: p.observeCall},
+		Consent: consents, Sender: pool, Audit: p.audit, Vault: vault, Signals: p.signals, Follower: pool, Log: log, Observe: p.observeCall},
 		calls.Config{Name: replicaName(), Sole: st.sole})
 	if err != nil {
 		return nil, err
 	}
 	p.signals.calls = p.calls
+	pool.OnUpdated(p.calls.Updated)
 	p.api, err = api.New(api.Config{Log: log, Auth: authenticator{p.tenants, p.signals.known}, Metrics: p.metrics,
 		Limiter: api.NewTenantLimit(tenantRate, p.metrics.RateLimited), Ready: p.ready,
 		Services: api.Services{Tenants: p.tenants, Keys: keyService{p.tenants, p.signals}, Servers: servers{p.catalog, p.metrics, pool}, Offers: p.catalog,
-			Contracts: p.authz, ActiveContracts: p.authz, Sessions: store, Connections: pool, Calls: p.calls,
+			Contracts: p.authz, ActiveContracts: p.authz, Sessions: store, Connections: pool, Calls: p.calls, Subscriptions: p.calls,
 			Consents: consents, Audit: p.audit}})
 	return p, err
 }

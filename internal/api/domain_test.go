@@ -24,7 +24,7 @@ import (
 
 func (d *fakeDomain) services() Services {
 	return Services{Tenants: d, Keys: d, Servers: fakeServers{d}, Offers: fakeServers{d}, Contracts: fakeContracts{d}, ActiveContracts: fakeServers{d},
-		Sessions: fakeSessions{d}, Connections: fakeSessions{d}, Calls: fakeCalls{d}, Consents: fakeConsents{d}, Audit: fakeAudit{d}}
+		Sessions: fakeSessions{d}, Connections: fakeSessions{d}, Calls: fakeCalls{d}, Subscriptions: fakeCalls{d}, Consents: fakeConsents{d}, Audit: fakeAudit{d}}
 }
 
 const (
@@ -201,6 +201,15 @@ func (d fakeCalls) Respond(ctx context.Context, p tenant.Principal, callID, id s
 func (d fakeCalls) Cancel(ctx context.Context, p tenant.Principal, id string) (*calls.Call, error) {
 	return d.call(id), d.note(ctx, "Cancel %s", id)
 }
+func (d fakeCalls) Subscribe(ctx context.Context, p tenant.Principal, sessionID, server, uri string) (*calls.Subscription, error) {
+	return &calls.Subscription{ID: "sub_1", SessionID: sessionID, ServerName: server, URI: uri, State: calls.SubscriptionActive, Updates: 7}, d.note(ctx, "Subscribe %s %s %s", sessionID, server, uri)
+}
+func (d fakeCalls) Subscriptions(ctx context.Context, p tenant.Principal, sessionID string) ([]*calls.Subscription, error) {
+	return nil, d.note(ctx, "Subscriptions %s", sessionID)
+}
+func (d fakeCalls) Unsubscribe(ctx context.Context, p tenant.Principal, sessionID, id string) error {
+	return d.note(ctx, "Unsubscribe %s %s", sessionID, id)
+}
 func (d fakeCalls) Complete(ctx context.Context, p tenant.Principal, q calls.Query) (calls.Suggestions, error) {
 	return calls.Suggestions{Server: catalog.Server{Name: "calendar", Origin: "https://calendar.example"}, Values: []string{"a\xff", "b"}, Total: ptr(7), More: true},
 		d.note(ctx, "Complete %s %s %s%s %s %s %s", q.SessionID, q.Server, q.Prompt, q.Template, q.Argument, q.Value, q.Context)
@@ -245,6 +254,9 @@ func TestServices_PassOn(t *testing.T) {
 			"Complete " + sessionOne + ` calendar weekly day Mo {"a": "b"}`},
 		{"POST", "/v1/sessions/" + sessionOne + "/completions", `{"server":"calendar","ref":{"resourceTemplate":"c://{id}"},"argument":{"name":"id"}}`, alice,
 			"Complete " + sessionOne + ` calendar c://{id} id  `},
+		{"POST", "/v1/sessions/" + sessionOne + "/resourceSubscriptions", `{"server":"calendar","uri":"c://a"}`, alice, "Subscribe " + sessionOne + " calendar c://a"},
+		{"GET", "/v1/sessions/" + sessionOne + "/resourceSubscriptions", "", alice, "Subscriptions " + sessionOne},
+		{"DELETE", "/v1/sessions/" + sessionOne + "/resourceSubscriptions/sub_00000000000000000000000001", "", alice, "Unsubscribe " + sessionOne + " sub_00000000000000000000000001"},
 		{"DELETE", "/v1/sessions/" + sessionOne, "", alice, "Close " + sessionOne},
 		{"POST", "/v1/sessions/" + sessionOne + "/calls", `{"server":"calendar","tool":"free","arguments":{"a": 1.0},"requestId":"r"}`, alice,
 			"Propose " + sessionOne + ` calendar free {"a": 1.0} r 10s for default|alice`},

@@ -48,6 +48,7 @@ type catalogService struct {
 	active   ActiveContracts
 	offers   Offers
 	calls    Calls
+	follows  Subscriptions
 	now      func() time.Time
 }
 

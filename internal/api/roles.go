@@ -74,6 +74,10 @@ var rules = map[string]rule{
 	pb.CatalogService_ListPrompts_FullMethodName:           {roles: users, own: true, limit: serverLimit},
 	pb.CatalogService_CreateCompletion_FullMethodName:      {roles: users, own: true, limit: serverLimit},
 
+	pb.CatalogService_CreateResourceSubscription_FullMethodName: {roles: users, own: true, limit: serverLimit},
+	pb.CatalogService_ListResourceSubscriptions_FullMethodName:  {roles: users, own: true},
+	pb.CatalogService_DeleteResourceSubscription_FullMethodName: {roles: users, own: true},
+
 	pb.CallService_CreateCall_FullMethodName: {roles: users, own: true, limit: waitLimit},
 	pb.CallService_GetCall_FullMethodName:    {roles: users, own: true, limit: waitLimit},
 	pb.CallService_ListCalls_FullMethodName:  {roles: users, own: true},

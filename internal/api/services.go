@@ -24,6 +24,7 @@ type Services struct {
 	Sessions        Sessions
 	Connections     Connections
 	Calls           Calls
+	Subscriptions   Subscriptions
 	Consents        Consents
 	Audit           Audit
 }
@@ -35,7 +36,7 @@ func (s Services) check() error {
 	}{
 		{"Tenants", s.Tenants != nil}, {"Keys", s.Keys != nil}, {"Servers", s.Servers != nil}, {"Offers", s.Offers != nil},
 		{"Contracts", s.Contracts != nil}, {"ActiveContracts", s.ActiveContracts != nil}, {"Sessions", s.Sessions != nil},
-		{"Connections", s.Connections != nil}, {"Calls", s.Calls != nil}, {"Consents", s.Consents != nil}, {"Audit", s.Audit != nil},
+		{"Connections", s.Connections != nil}, {"Calls", s.Calls != nil}, {"Subscriptions", s.Subscriptions != nil}, {"Consents", s.Consents != nil}, {"Audit", s.Audit != nil},
 	} {
 		if !part.given {
 			return fmt.Errorf("api: %s is needed", part.name)
@@ -56,7 +57,7 @@ func (s Services) register(r grpc.ServiceRegistrar, gateway *runtime.ServeMux, c
 	pb.RegisterContractServiceServer(r, &contractService{contracts: s.Contracts, calls: s.Calls, servers: s.Servers})
 	pb.RegisterSessionServiceServer(r, &sessionService{sessions: s.Sessions, connections: s.Connections, servers: s.Servers})
 	pb.RegisterCatalogServiceServer(r, &catalogService{sessions: s.Sessions, servers: s.Servers, active: s.ActiveContracts,
-		offers: s.Offers, calls: s.Calls, now: time.Now})
+		offers: s.Offers, calls: s.Calls, follows: s.Subscriptions, now: time.Now})
 	pb.RegisterCallServiceServer(r, &callService{calls: s.Calls})
 	pb.RegisterConsentServiceServer(r, &consentService{consents: s.Consents})
 	pb.RegisterAuditServiceServer(r, &auditService{audit: s.Audit})

@@ -189,23 +189,9 @@ func (q Query) permit(p tenant.Principal, ses *sessions.Session, srv catalog.Ser
 	d := authz.Decide(authz.Input{Principal: p, SessionID: ses.ID, SessionOpen: ses.Open(now), InSession: ses.Has(srv.ID), Servers: ses.ServerIDs,
 		Server: ServerFacts(srv), Contract: active.Contract, Revision: active.Revision, ProtocolVersion: rev.ProtocolVersion,
 		Declared: Declares(rev, kind), Definition: f, Proposal: authz.Proposal{Kind: kind, Name: name}})
-	for _, r := range d.Checks {
-		switch r.Check {
-		case authz.CheckArguments, authz.CheckPayload, authz.CheckConsent, authz.CheckTimeout, authz.CheckBudget:
-			continue
-		case authz.CheckDefinition:
-			// A template is no URI: patterns of the contract may cover what it makes.
-			if kind == contract.KindResource {
-				continue
-			}
-		case authz.CheckMethod:
-			if !active.Contract.AllowsMethod(methodComplete) {
-				r.Passed, r.Detail = false, "the contract does not allow "+methodComplete
-			}
-		}
-		if !r.Passed {
-			return refusedBy(r.Check, r.Detail)
-		}
+	// A template is no URI: patterns of the contract may cover what it makes.
+	if err := permitted(d, active.Contract, methodComplete, kind == contract.KindResource); err != nil {
+		return err
 	}
 	if kind == contract.KindResource {
 		if err := permitTemplate(p, active.Contract, name, offered); err != nil {
@@ -217,6 +203,30 @@ func (q Query) permit(p tenant.Principal, ses *sessions.Session, srv catalog.Ser
 	}
 	if !def.HasArgument(q.Argument) {
 		return fault.Field1("argument.name", "is no argument of it")
+	}
+	return nil
+}
+
+// permitted reads from the decision about a call whether something else may be asked
+// about what it would call: by a method of its own, and short of what only a call
+// has. The definition may be left to the caller.
+func permitted(d authz.Decision, c *contract.Contract, method string, anyDefinition bool) error {
+	for _, r := range d.Checks {
+		switch r.Check {
+		case authz.CheckArguments, authz.CheckPayload, authz.CheckConsent, authz.CheckTimeout, authz.CheckBudget:
+			continue
+		case authz.CheckDefinition:
+			if anyDefinition {
+				continue
+			}
+		case authz.CheckMethod:
+			if !c.AllowsMethod(method) {
+				r.Passed, r.Detail = false, "the contract does not allow "+method
+			}
+		}
+		if !r.Passed {
+			return refusedBy(r.Check, r.Detail)
+		}
 	}
 	return nil
 }

@@ -77,6 +77,18 @@ var isolationCases = map[string]func(x *stranger){
 		_, err := x.Complete(x.ctx, x.user, Query{SessionID: x.session.ID, Server: x.server.ID, Prompt: "greet", Argument: "who"})
 		x.notFound("complete in her session", err)
 	},
+	"calls.Subscribe": func(x *stranger) {
+		_, err := x.Subscribe(x.ctx, x.user, x.session.ID, x.server.ID, "note://n/a")
+		x.notFound("subscribe in her session", err)
+	},
+	"calls.Subscriptions": func(x *stranger) {
+		_, err := x.Subscriptions(x.ctx, x.user, x.session.ID)
+		x.notFound("list her subscriptions", err)
+	},
+	"calls.Unsubscribe": func(x *stranger) {
+		x.notFound("end her subscription", x.Unsubscribe(x.ctx, x.user, x.session.ID, "sub_00000000000000000000000001"))
+	},
+	"calls.Updated": nil, // told by a connection, whose key names the user; see TestSubscription_Updates
 	"calls.Check": func(x *stranger) {
 		if x.sameTenant {
 			return // a dry run is an admin's; it shows a contract, nobody's calls
@@ -385,7 +397,7 @@ func asked(v any, pkg string, into map[string]bool) {
 func (w *world) print(t tenant.ID) string {
 	var b strings.Builder
 	for _, table := range []string{"calls", "attempts", "consents", "grants", "sessions", "session_usage", "contracts", "servers", "keys",
-		"interactions", "call_inputs", "call_tasks", "call_notices"} {
+		"interactions", "call_inputs", "call_tasks", "call_notices", "resource_subscriptions"} {
 		var rows string
 		err := w.owner.QueryRow(context.Background(), `SELECT COALESCE(string_agg(x::text, E'\n' ORDER BY x::text), '') FROM `+table+` x WHERE tenant_id = $1`, t).Scan(&rows)
 		if err != nil {

@@ -21,13 +21,14 @@ type found struct {
 
 // Sweep begins one round of recovery: it buries silent replicas, takes over what
 // they were executing, dispatches what was agreed to and not yet sent, asks
-// about uncertain calls, obeys cancels from elsewhere and expires consents. What
+// about uncertain calls, obeys cancels from elsewhere, expires consents and looks
+// at subscriptions. What
 // needs a server goes on after Sweep returns; Stop waits for it. Any number of
 // replicas may run it at any time.
 func (s *Service) Sweep(ctx context.Context) error {
 	_, errBury := s.replica.bury(ctx)
 	return errors.Join(errBury, s.reap(ctx), s.claimApproved(ctx), s.claimAnswered(ctx), s.resolveDue(ctx), s.obeyCancels(ctx),
-		s.expire(ctx), s.expireInputs(ctx), s.lookAfterTasks(ctx))
+		s.expire(ctx), s.expireInputs(ctx), s.lookAfterTasks(ctx), s.followDue(ctx))
 }
 
 func (s *Service) expire(ctx context.Context) error {

@@ -144,6 +144,7 @@ func (s *Service) Run(ctx context.Context) error {
 		return s.replica.heartbeat(ctx)
 	})
 	loop(time.Second, "recover calls", s.Sweep)
+	wg.Go(func() { s.noteUpdates(ctx) })
 	wg.Wait()
 	return nil
 }

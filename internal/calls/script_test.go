@@ -118,7 +118,7 @@ func contractSource(t testing.TB, changes ...string) []byte {
 transport: http
 protocol: {versions: ["2026-07-28"]}
 origin: "https://calendar.example"
-methods: [tools/list, tools/call, resources/read, prompts/list, prompts/get, completion/complete, resources/templates/list]
+methods: [tools/list, tools/call, resources/read, prompts/list, prompts/get, completion/complete, resources/templates/list, resources/subscribe]
 limits: {timeout: 20s, ceiling: 1m, calls_per_session: 1000000, definition_age: {write: 1h, read: 1h}}
 record: {reads: RECORD}
 tools:

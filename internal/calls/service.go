@@ -58,7 +58,7 @@ type Signals interface {
 	PublishCall(t tenant.ID, callID string)
 }
 
-// Deps are the parts that calls are made of. All but Signals are needed.
+// Deps are the parts that calls are made of. All but Signals and Follower are needed.
 type Deps struct {
 	DB        *tenant.DB
 	Sessions  Sessions
@@ -69,7 +69,9 @@ type Deps struct {
 	Audit     Audit
 	Vault     Vault
 	Signals   Signals
-	Log       *slog.Logger
+	// Follower subscribes to resources; nil offers no subscriptions.
+	Follower Follower
+	Log      *slog.Logger
 	// Observe is told of every call that ends; for metrics. It may be nil.
 	Observe func(c *Call)
 }
@@ -150,7 +152,9 @@ type Service struct {
 	running   sync.WaitGroup
 
 	// Slots for what a sweep, a decision or a signal begins.
-	dispatching, recovering, resolving, obeying, polling chan struct{}
+	dispatching, recovering, resolving, obeying, polling, following chan struct{}
+
+	updated chan sessions.Updated // at most maxUnheard
 
 	mu       sync.Mutex
 	live     map[callKey]*execution    // about cfg.MaxLive at most
@@ -179,7 +183,8 @@ func NewService(ctx context.Context, d Deps, c Config) (*Service, error) {
 		live: map[callKey]*execution{}, pending: map[requestKey]*execution{}, tended: map[callKey]bool{},
 		dispatching: make(chan struct{}, maxDispatching), recovering: make(chan struct{}, maxRecovering),
 		resolving: make(chan struct{}, maxResolving), obeying: make(chan struct{}, maxObeying),
-		polling: make(chan struct{}, maxPolling)}
+		polling: make(chan struct{}, maxPolling), following: make(chan struct{}, maxFollowing),
+		updated: make(chan sessions.Updated, maxUnheard)}
 	if s.cfg.Isolation >= s.cfg.Death {
 		return nil, errors.New("calls: a replica must stop dispatching before it may be taken for dead")
 	}

@@ -27,6 +27,8 @@ const (
 	Connection Kind = "con"
 	// Interaction is a question that a server asks in the middle of a call.
 	Interaction Kind = "int"
+	// Subscription is a session's wish to hear when a resource changes.
+	Subscription Kind = "sub"
 )
 
 // Crockford's alphabet in lower case keeps the byte order of the input, so ids

@@ -42,11 +42,11 @@ func (w *world) primitives(s *pb.Server) {
 		}
 	}
 	w.review(s, obj{
-		"methods": []string{"tools/list", "tools/call", "resources/list", "resources/templates/list", "resources/read", "prompts/list", "prompts/get", "completion/complete"},
+		"methods": []string{"tools/list", "tools/call", "resources/list", "resources/templates/list", "resources/read", "prompts/list", "prompts/get", "completion/complete", "resources/subscribe"},
 		"resources": []obj{{"uri": "demo://resource/static/document/features.md", "consent": "call"},
 			{"uri": "demo://resource/dynamic/blob/*", "subjects": obj{"groups": []string{"staff"}}}, {"uri": "demo://resource/dynamic/**"}},
 		"prompts": []obj{{"name": "args-prompt", "definition": digest}, {"name": "completable-prompt"}, {"name": "gone"}},
-	}, toolRule{name: "echo", effect: "read"})
+	}, toolRule{name: "toggle-subscriber-updates", effect: "write", consent: "none"})
 }
 
 // TestPrimitives reads resources and gets prompts of a server that this project did
@@ -108,6 +108,7 @@ func TestPrimitives(t *testing.T) {
 
 		w.deniedPrimitives(ses)
 		w.completions(ses)
+		w.subscriptions(ses)
 
 		list, err := w.alice.ListCalls(w.ctx, &pb.ListCallsRequest{SessionId: ses, Kind: pb.Call_PROMPT, State: pb.Call_SUCCEEDED})
 		must(t, err)
@@ -198,5 +199,38 @@ func (w *world) completions(ses string) {
 	}
 	if _, err := ask(w.bob, team, "name", "D", nil); status.Code(err) != codes.NotFound {
 		t.Errorf("another user's session: %v", err)
+	}
+}
+
+// subscriptions has the session hear of a resource that its server says changes.
+func (w *world) subscriptions(ses string) {
+	t := w.t
+	const uri = "demo://resource/dynamic/text/1"
+	made, err := w.alice.CreateResourceSubscription(w.ctx, &pb.CreateResourceSubscriptionRequest{SessionId: ses, Server: "real", Uri: uri})
+	must(t, err)
+	if made.GetState() != pb.ResourceSubscription_ACTIVE || made.GetUri() != uri || made.GetUpdates() != 0 {
+		t.Errorf("the subscription: %v", made)
+	}
+	_, err = w.alice.CreateResourceSubscription(w.ctx, &pb.CreateResourceSubscriptionRequest{SessionId: ses, Server: "real", Uri: "demo://resource/static/document/architecture.md"})
+	if status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a resource that the contract does not have: %v", err)
+	}
+	list := func(c *client) ([]*pb.ResourceSubscription, error) {
+		res, err := c.ListResourceSubscriptions(w.ctx, &pb.ListResourceSubscriptionsRequest{SessionId: ses})
+		return res.GetResourceSubscriptions(), err
+	}
+	if _, err := list(w.bob); status.Code(err) != codes.NotFound {
+		t.Errorf("another user's subscriptions: %v", err)
+	}
+	wantState(t, w.propose(w.alice, ses, "real", "toggle-subscriber-updates", obj{}), pb.Call_SUCCEEDED)
+	w.until("the update is told", func() bool {
+		all, err := list(w.alice)
+		must(t, err)
+		return len(all) == 1 && all[0].GetUpdates() > 0 && all[0].GetLastUpdateTime() != nil
+	})
+	_, err = w.alice.DeleteResourceSubscription(w.ctx, &pb.DeleteResourceSubscriptionRequest{SessionId: ses, SubscriptionId: made.GetSubscriptionId()})
+	must(t, err)
+	if all, err := list(w.alice); err != nil || len(all) > 0 {
+		t.Errorf("after its end: %v, %v", all, err)
 	}
 }

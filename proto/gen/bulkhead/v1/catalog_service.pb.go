@@ -11,6 +11,8 @@ import (
 	_ "google.golang.org/genproto/googleapis/api/annotations"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	emptypb "google.golang.org/protobuf/types/known/emptypb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -172,6 +174,57 @@ func (x ListToolsRequest_Format) Number() protoreflect.EnumNumber {
 // Deprecated: Use ListToolsRequest_Format.Descriptor instead.
 func (ListToolsRequest_Format) EnumDescriptor() ([]byte, []int) {
 	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{1, 0}
+}
+
+type ResourceSubscription_State int32
+
+const (
+	ResourceSubscription_STATE_UNSPECIFIED ResourceSubscription_State = 0
+	// Changes are heard of.
+	ResourceSubscription_ACTIVE ResourceSubscription_State = 1
+	// They are not; what may pass is tried again.
+	ResourceSubscription_LOST ResourceSubscription_State = 2
+)
+
+// Enum value maps for ResourceSubscription_State.
+var (
+	ResourceSubscription_State_name = map[int32]string{
+		0: "STATE_UNSPECIFIED",
+		1: "ACTIVE",
+		2: "LOST",
+	}
+	ResourceSubscription_State_value = map[string]int32{
+		"STATE_UNSPECIFIED": 0,
+		"ACTIVE":            1,
+		"LOST":              2,
+	}
+)
+
+func (x ResourceSubscription_State) Enum() *ResourceSubscription_State {
+	p := new(ResourceSubscription_State)
+	*p = x
+	return p
+}
+
+func (x ResourceSubscription_State) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ResourceSubscription_State) Descriptor() protoreflect.EnumDescriptor {
+	return file_bulkhead_v1_catalog_service_proto_enumTypes[3].Descriptor()
+}
+
+func (ResourceSubscription_State) Type() protoreflect.EnumType {
+	return &file_bulkhead_v1_catalog_service_proto_enumTypes[3]
+}
+
+func (x ResourceSubscription_State) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ResourceSubscription_State.Descriptor instead.
+func (ResourceSubscription_State) EnumDescriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{14, 0}
 }
 
 // Tool is one callable tool. The definition is the server's text.
@@ -1196,6 +1249,322 @@ func (x *Completion) GetSource() *Tool_Source {
 	return nil
 }
 
+// ResourceSubscription is a session's wish to hear when a resource changes. It ends
+// with the session.
+type ResourceSubscription struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	SubscriptionId string                 `protobuf:"bytes,1,opt,name=subscription_id,json=subscriptionId,proto3" json:"subscription_id,omitempty"`
+	SessionId      string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// The server's name.
+	Server string                     `protobuf:"bytes,3,opt,name=server,proto3" json:"server,omitempty"`
+	Uri    string                     `protobuf:"bytes,4,opt,name=uri,proto3" json:"uri,omitempty"`
+	State  ResourceSubscription_State `protobuf:"varint,5,opt,name=state,proto3,enum=bulkhead.v1.ResourceSubscription_State" json:"state,omitempty"`
+	// Why it is lost.
+	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	// How often the resource, or one beneath it, may have changed since.
+	Updates int64 `protobuf:"varint,7,opt,name=updates,proto3" json:"updates,omitempty"`
+	// Absent before the first time.
+	LastUpdateTime *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=last_update_time,json=lastUpdateTime,proto3" json:"last_update_time,omitempty"`
+	CreateTime     *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ResourceSubscription) Reset() {
+	*x = ResourceSubscription{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResourceSubscription) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResourceSubscription) ProtoMessage() {}
+
+func (x *ResourceSubscription) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResourceSubscription.ProtoReflect.Descriptor instead.
+func (*ResourceSubscription) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ResourceSubscription) GetSubscriptionId() string {
+	if x != nil {
+		return x.SubscriptionId
+	}
+	return ""
+}
+
+func (x *ResourceSubscription) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ResourceSubscription) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *ResourceSubscription) GetUri() string {
+	if x != nil {
+		return x.Uri
+	}
+	return ""
+}
+
+func (x *ResourceSubscription) GetState() ResourceSubscription_State {
+	if x != nil {
+		return x.State
+	}
+	return ResourceSubscription_STATE_UNSPECIFIED
+}
+
+func (x *ResourceSubscription) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ResourceSubscription) GetUpdates() int64 {
+	if x != nil {
+		return x.Updates
+	}
+	return 0
+}
+
+func (x *ResourceSubscription) GetLastUpdateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastUpdateTime
+	}
+	return nil
+}
+
+func (x *ResourceSubscription) GetCreateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreateTime
+	}
+	return nil
+}
+
+type CreateResourceSubscriptionRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Name or id of a server of the session.
+	Server        string `protobuf:"bytes,2,opt,name=server,proto3" json:"server,omitempty"`
+	Uri           string `protobuf:"bytes,3,opt,name=uri,proto3" json:"uri,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateResourceSubscriptionRequest) Reset() {
+	*x = CreateResourceSubscriptionRequest{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateResourceSubscriptionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateResourceSubscriptionRequest) ProtoMessage() {}
+
+func (x *CreateResourceSubscriptionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateResourceSubscriptionRequest.ProtoReflect.Descriptor instead.
+func (*CreateResourceSubscriptionRequest) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *CreateResourceSubscriptionRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *CreateResourceSubscriptionRequest) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *CreateResourceSubscriptionRequest) GetUri() string {
+	if x != nil {
+		return x.Uri
+	}
+	return ""
+}
+
+type ListResourceSubscriptionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListResourceSubscriptionsRequest) Reset() {
+	*x = ListResourceSubscriptionsRequest{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListResourceSubscriptionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListResourceSubscriptionsRequest) ProtoMessage() {}
+
+func (x *ListResourceSubscriptionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListResourceSubscriptionsRequest.ProtoReflect.Descriptor instead.
+func (*ListResourceSubscriptionsRequest) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListResourceSubscriptionsRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+type ListResourceSubscriptionsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 64.
+	ResourceSubscriptions []*ResourceSubscription `protobuf:"bytes,1,rep,name=resource_subscriptions,json=resourceSubscriptions,proto3" json:"resource_subscriptions,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
+}
+
+func (x *ListResourceSubscriptionsResponse) Reset() {
+	*x = ListResourceSubscriptionsResponse{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListResourceSubscriptionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListResourceSubscriptionsResponse) ProtoMessage() {}
+
+func (x *ListResourceSubscriptionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListResourceSubscriptionsResponse.ProtoReflect.Descriptor instead.
+func (*ListResourceSubscriptionsResponse) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ListResourceSubscriptionsResponse) GetResourceSubscriptions() []*ResourceSubscription {
+	if x != nil {
+		return x.ResourceSubscriptions
+	}
+	return nil
+}
+
+type DeleteResourceSubscriptionRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	SessionId      string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	SubscriptionId string                 `protobuf:"bytes,2,opt,name=subscription_id,json=subscriptionId,proto3" json:"subscription_id,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *DeleteResourceSubscriptionRequest) Reset() {
+	*x = DeleteResourceSubscriptionRequest{}
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteResourceSubscriptionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteResourceSubscriptionRequest) ProtoMessage() {}
+
+func (x *DeleteResourceSubscriptionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteResourceSubscriptionRequest.ProtoReflect.Descriptor instead.
+func (*DeleteResourceSubscriptionRequest) Descriptor() ([]byte, []int) {
+	return file_bulkhead_v1_catalog_service_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *DeleteResourceSubscriptionRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *DeleteResourceSubscriptionRequest) GetSubscriptionId() string {
+	if x != nil {
+		return x.SubscriptionId
+	}
+	return ""
+}
+
 // Source says whose text this is.
 type Tool_Source struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1208,7 +1577,7 @@ type Tool_Source struct {
 
 func (x *Tool_Source) Reset() {
 	*x = Tool_Source{}
-	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[14]
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1220,7 +1589,7 @@ func (x *Tool_Source) String() string {
 func (*Tool_Source) ProtoMessage() {}
 
 func (x *Tool_Source) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[14]
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1271,7 +1640,7 @@ type CreateCompletionRequest_Ref struct {
 
 func (x *CreateCompletionRequest_Ref) Reset() {
 	*x = CreateCompletionRequest_Ref{}
-	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[15]
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1283,7 +1652,7 @@ func (x *CreateCompletionRequest_Ref) String() string {
 func (*CreateCompletionRequest_Ref) ProtoMessage() {}
 
 func (x *CreateCompletionRequest_Ref) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[15]
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1353,7 +1722,7 @@ type CreateCompletionRequest_Argument struct {
 
 func (x *CreateCompletionRequest_Argument) Reset() {
 	*x = CreateCompletionRequest_Argument{}
-	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[16]
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1734,7 @@ func (x *CreateCompletionRequest_Argument) String() string {
 func (*CreateCompletionRequest_Argument) ProtoMessage() {}
 
 func (x *CreateCompletionRequest_Argument) ProtoReflect() protoreflect.Message {
-	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[16]
+	mi := &file_bulkhead_v1_catalog_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1399,7 +1768,7 @@ var File_bulkhead_v1_catalog_service_proto protoreflect.FileDescriptor
 
 const file_bulkhead_v1_catalog_service_proto_rawDesc = "" +
 	"\n" +
-	"!bulkhead/v1/catalog_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\"\xee\x04\n" +
+	"!bulkhead/v1/catalog_service.proto\x12\vbulkhead.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1abulkhead/v1/decision.proto\x1a\x16bulkhead/v1/json.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xee\x04\n" +
 	"\x04Tool\x12\x16\n" +
 	"\x06server\x18\x01 \x01(\tR\x06server\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -1516,13 +1885,48 @@ const file_bulkhead_v1_catalog_service_proto_rawDesc = "" +
 	"\x05total\x18\x02 \x01(\x05H\x00R\x05total\x88\x01\x01\x12\x19\n" +
 	"\bhas_more\x18\x03 \x01(\bR\ahasMore\x120\n" +
 	"\x06source\x18\x04 \x01(\v2\x18.bulkhead.v1.Tool.SourceR\x06sourceB\b\n" +
-	"\x06_total2\xb4\x05\n" +
+	"\x06_total\"\xb2\x03\n" +
+	"\x14ResourceSubscription\x12'\n" +
+	"\x0fsubscription_id\x18\x01 \x01(\tR\x0esubscriptionId\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\tR\tsessionId\x12\x16\n" +
+	"\x06server\x18\x03 \x01(\tR\x06server\x12\x10\n" +
+	"\x03uri\x18\x04 \x01(\tR\x03uri\x12=\n" +
+	"\x05state\x18\x05 \x01(\x0e2'.bulkhead.v1.ResourceSubscription.StateR\x05state\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x18\n" +
+	"\aupdates\x18\a \x01(\x03R\aupdates\x12D\n" +
+	"\x10last_update_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x0elastUpdateTime\x12;\n" +
+	"\vcreate_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"createTime\"4\n" +
+	"\x05State\x12\x15\n" +
+	"\x11STATE_UNSPECIFIED\x10\x00\x12\n" +
+	"\n" +
+	"\x06ACTIVE\x10\x01\x12\b\n" +
+	"\x04LOST\x10\x02\"\xd9\x01\n" +
+	"!CreateResourceSubscriptionRequest\x12B\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\x12R\n" +
+	"\x06server\x18\x02 \x01(\tB:\xbaH7r523^([a-z][a-z0-9-]{0,62}|srv_[0-9a-hjkmnp-tv-z]{26})$R\x06server\x12\x1c\n" +
+	"\x03uri\x18\x03 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01(\x80\x10R\x03uri\"f\n" +
+	" ListResourceSubscriptionsRequest\x12B\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\"}\n" +
+	"!ListResourceSubscriptionsResponse\x12X\n" +
+	"\x16resource_subscriptions\x18\x01 \x03(\v2!.bulkhead.v1.ResourceSubscriptionR\x15resourceSubscriptions\"\xb5\x01\n" +
+	"!DeleteResourceSubscriptionRequest\x12B\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^ses_[0-9a-hjkmnp-tv-z]{26}$R\tsessionId\x12L\n" +
+	"\x0fsubscription_id\x18\x02 \x01(\tB#\xbaH r\x1e2\x1c^sub_[0-9a-hjkmnp-tv-z]{26}$R\x0esubscriptionId2\xca\t\n" +
 	"\x0eCatalogService\x12s\n" +
 	"\tListTools\x12\x1d.bulkhead.v1.ListToolsRequest\x1a\x1e.bulkhead.v1.ListToolsResponse\"'\x82\xd3\xe4\x93\x02!\x12\x1f/v1/sessions/{session_id}/tools\x12\x83\x01\n" +
 	"\rListResources\x12!.bulkhead.v1.ListResourcesRequest\x1a\".bulkhead.v1.ListResourcesResponse\"+\x82\xd3\xe4\x93\x02%\x12#/v1/sessions/{session_id}/resources\x12\xa3\x01\n" +
 	"\x15ListResourceTemplates\x12).bulkhead.v1.ListResourceTemplatesRequest\x1a*.bulkhead.v1.ListResourceTemplatesResponse\"3\x82\xd3\xe4\x93\x02-\x12+/v1/sessions/{session_id}/resourceTemplates\x12{\n" +
 	"\vListPrompts\x12\x1f.bulkhead.v1.ListPromptsRequest\x1a .bulkhead.v1.ListPromptsResponse\")\x82\xd3\xe4\x93\x02#\x12!/v1/sessions/{session_id}/prompts\x12\x83\x01\n" +
-	"\x10CreateCompletion\x12$.bulkhead.v1.CreateCompletionRequest\x1a\x17.bulkhead.v1.Completion\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/v1/sessions/{session_id}/completionsBCZAgithub.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1;bulkheadv1b\x06proto3"
+	"\x10CreateCompletion\x12$.bulkhead.v1.CreateCompletionRequest\x1a\x17.bulkhead.v1.Completion\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/v1/sessions/{session_id}/completions\x12\xab\x01\n" +
+	"\x1aCreateResourceSubscription\x12..bulkhead.v1.CreateResourceSubscriptionRequest\x1a!.bulkhead.v1.ResourceSubscription\":\x82\xd3\xe4\x93\x024:\x01*\"//v1/sessions/{session_id}/resourceSubscriptions\x12\xb3\x01\n" +
+	"\x19ListResourceSubscriptions\x12-.bulkhead.v1.ListResourceSubscriptionsRequest\x1a..bulkhead.v1.ListResourceSubscriptionsResponse\"7\x82\xd3\xe4\x93\x021\x12//v1/sessions/{session_id}/resourceSubscriptions\x12\xaf\x01\n" +
+	"\x1aDeleteResourceSubscription\x12..bulkhead.v1.DeleteResourceSubscriptionRequest\x1a\x16.google.protobuf.Empty\"I\x82\xd3\xe4\x93\x02C*A/v1/sessions/{session_id}/resourceSubscriptions/{subscription_id}BCZAgithub.com/bulkhead-mcp/bulkhead/proto/gen/bulkhead/v1;bulkheadv1b\x06proto3"
 
 var (
 	file_bulkhead_v1_catalog_service_proto_rawDescOnce sync.Once
@@ -1536,78 +1940,96 @@ func file_bulkhead_v1_catalog_service_proto_rawDescGZIP() []byte {
 	return file_bulkhead_v1_catalog_service_proto_rawDescData
 }
 
-var file_bulkhead_v1_catalog_service_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_bulkhead_v1_catalog_service_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_bulkhead_v1_catalog_service_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_bulkhead_v1_catalog_service_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_bulkhead_v1_catalog_service_proto_goTypes = []any{
-	(Tool_Effect)(0),                         // 0: bulkhead.v1.Tool.Effect
-	(Tool_ConsentRule)(0),                    // 1: bulkhead.v1.Tool.ConsentRule
-	(ListToolsRequest_Format)(0),             // 2: bulkhead.v1.ListToolsRequest.Format
-	(*Tool)(nil),                             // 3: bulkhead.v1.Tool
-	(*ListToolsRequest)(nil),                 // 4: bulkhead.v1.ListToolsRequest
-	(*ListToolsResponse)(nil),                // 5: bulkhead.v1.ListToolsResponse
-	(*Resource)(nil),                         // 6: bulkhead.v1.Resource
-	(*ResourceTemplate)(nil),                 // 7: bulkhead.v1.ResourceTemplate
-	(*Prompt)(nil),                           // 8: bulkhead.v1.Prompt
-	(*ListResourcesRequest)(nil),             // 9: bulkhead.v1.ListResourcesRequest
-	(*ListResourcesResponse)(nil),            // 10: bulkhead.v1.ListResourcesResponse
-	(*ListResourceTemplatesRequest)(nil),     // 11: bulkhead.v1.ListResourceTemplatesRequest
-	(*ListResourceTemplatesResponse)(nil),    // 12: bulkhead.v1.ListResourceTemplatesResponse
-	(*ListPromptsRequest)(nil),               // 13: bulkhead.v1.ListPromptsRequest
-	(*ListPromptsResponse)(nil),              // 14: bulkhead.v1.ListPromptsResponse
-	(*CreateCompletionRequest)(nil),          // 15: bulkhead.v1.CreateCompletionRequest
-	(*Completion)(nil),                       // 16: bulkhead.v1.Completion
-	(*Tool_Source)(nil),                      // 17: bulkhead.v1.Tool.Source
-	(*CreateCompletionRequest_Ref)(nil),      // 18: bulkhead.v1.CreateCompletionRequest.Ref
-	(*CreateCompletionRequest_Argument)(nil), // 19: bulkhead.v1.CreateCompletionRequest.Argument
-	(*Json)(nil),                             // 20: bulkhead.v1.Json
-	(*Finding)(nil),                          // 21: bulkhead.v1.Finding
+	(Tool_Effect)(0),                          // 0: bulkhead.v1.Tool.Effect
+	(Tool_ConsentRule)(0),                     // 1: bulkhead.v1.Tool.ConsentRule
+	(ListToolsRequest_Format)(0),              // 2: bulkhead.v1.ListToolsRequest.Format
+	(ResourceSubscription_State)(0),           // 3: bulkhead.v1.ResourceSubscription.State
+	(*Tool)(nil),                              // 4: bulkhead.v1.Tool
+	(*ListToolsRequest)(nil),                  // 5: bulkhead.v1.ListToolsRequest
+	(*ListToolsResponse)(nil),                 // 6: bulkhead.v1.ListToolsResponse
+	(*Resource)(nil),                          // 7: bulkhead.v1.Resource
+	(*ResourceTemplate)(nil),                  // 8: bulkhead.v1.ResourceTemplate
+	(*Prompt)(nil),                            // 9: bulkhead.v1.Prompt
+	(*ListResourcesRequest)(nil),              // 10: bulkhead.v1.ListResourcesRequest
+	(*ListResourcesResponse)(nil),             // 11: bulkhead.v1.ListResourcesResponse
+	(*ListResourceTemplatesRequest)(nil),      // 12: bulkhead.v1.ListResourceTemplatesRequest
+	(*ListResourceTemplatesResponse)(nil),     // 13: bulkhead.v1.ListResourceTemplatesResponse
+	(*ListPromptsRequest)(nil),                // 14: bulkhead.v1.ListPromptsRequest
+	(*ListPromptsResponse)(nil),               // 15: bulkhead.v1.ListPromptsResponse
+	(*CreateCompletionRequest)(nil),           // 16: bulkhead.v1.CreateCompletionRequest
+	(*Completion)(nil),                        // 17: bulkhead.v1.Completion
+	(*ResourceSubscription)(nil),              // 18: bulkhead.v1.ResourceSubscription
+	(*CreateResourceSubscriptionRequest)(nil), // 19: bulkhead.v1.CreateResourceSubscriptionRequest
+	(*ListResourceSubscriptionsRequest)(nil),  // 20: bulkhead.v1.ListResourceSubscriptionsRequest
+	(*ListResourceSubscriptionsResponse)(nil), // 21: bulkhead.v1.ListResourceSubscriptionsResponse
+	(*DeleteResourceSubscriptionRequest)(nil), // 22: bulkhead.v1.DeleteResourceSubscriptionRequest
+	(*Tool_Source)(nil),                       // 23: bulkhead.v1.Tool.Source
+	(*CreateCompletionRequest_Ref)(nil),       // 24: bulkhead.v1.CreateCompletionRequest.Ref
+	(*CreateCompletionRequest_Argument)(nil),  // 25: bulkhead.v1.CreateCompletionRequest.Argument
+	(*Json)(nil),                              // 26: bulkhead.v1.Json
+	(*Finding)(nil),                           // 27: bulkhead.v1.Finding
+	(*timestamppb.Timestamp)(nil),             // 28: google.protobuf.Timestamp
+	(*emptypb.Empty)(nil),                     // 29: google.protobuf.Empty
 }
 var file_bulkhead_v1_catalog_service_proto_depIdxs = []int32{
-	20, // 0: bulkhead.v1.Tool.definition:type_name -> bulkhead.v1.Json
+	26, // 0: bulkhead.v1.Tool.definition:type_name -> bulkhead.v1.Json
 	0,  // 1: bulkhead.v1.Tool.effect:type_name -> bulkhead.v1.Tool.Effect
 	1,  // 2: bulkhead.v1.Tool.consent:type_name -> bulkhead.v1.Tool.ConsentRule
-	17, // 3: bulkhead.v1.Tool.source:type_name -> bulkhead.v1.Tool.Source
-	21, // 4: bulkhead.v1.Tool.findings:type_name -> bulkhead.v1.Finding
+	23, // 3: bulkhead.v1.Tool.source:type_name -> bulkhead.v1.Tool.Source
+	27, // 4: bulkhead.v1.Tool.findings:type_name -> bulkhead.v1.Finding
 	2,  // 5: bulkhead.v1.ListToolsRequest.format:type_name -> bulkhead.v1.ListToolsRequest.Format
-	3,  // 6: bulkhead.v1.ListToolsResponse.tools:type_name -> bulkhead.v1.Tool
-	21, // 7: bulkhead.v1.ListToolsResponse.findings:type_name -> bulkhead.v1.Finding
-	20, // 8: bulkhead.v1.Resource.definition:type_name -> bulkhead.v1.Json
+	4,  // 6: bulkhead.v1.ListToolsResponse.tools:type_name -> bulkhead.v1.Tool
+	27, // 7: bulkhead.v1.ListToolsResponse.findings:type_name -> bulkhead.v1.Finding
+	26, // 8: bulkhead.v1.Resource.definition:type_name -> bulkhead.v1.Json
 	1,  // 9: bulkhead.v1.Resource.consent:type_name -> bulkhead.v1.Tool.ConsentRule
-	17, // 10: bulkhead.v1.Resource.source:type_name -> bulkhead.v1.Tool.Source
-	21, // 11: bulkhead.v1.Resource.findings:type_name -> bulkhead.v1.Finding
-	20, // 12: bulkhead.v1.ResourceTemplate.definition:type_name -> bulkhead.v1.Json
+	23, // 10: bulkhead.v1.Resource.source:type_name -> bulkhead.v1.Tool.Source
+	27, // 11: bulkhead.v1.Resource.findings:type_name -> bulkhead.v1.Finding
+	26, // 12: bulkhead.v1.ResourceTemplate.definition:type_name -> bulkhead.v1.Json
 	1,  // 13: bulkhead.v1.ResourceTemplate.consent:type_name -> bulkhead.v1.Tool.ConsentRule
-	17, // 14: bulkhead.v1.ResourceTemplate.source:type_name -> bulkhead.v1.Tool.Source
-	21, // 15: bulkhead.v1.ResourceTemplate.findings:type_name -> bulkhead.v1.Finding
-	20, // 16: bulkhead.v1.Prompt.definition:type_name -> bulkhead.v1.Json
+	23, // 14: bulkhead.v1.ResourceTemplate.source:type_name -> bulkhead.v1.Tool.Source
+	27, // 15: bulkhead.v1.ResourceTemplate.findings:type_name -> bulkhead.v1.Finding
+	26, // 16: bulkhead.v1.Prompt.definition:type_name -> bulkhead.v1.Json
 	1,  // 17: bulkhead.v1.Prompt.consent:type_name -> bulkhead.v1.Tool.ConsentRule
-	17, // 18: bulkhead.v1.Prompt.source:type_name -> bulkhead.v1.Tool.Source
-	21, // 19: bulkhead.v1.Prompt.findings:type_name -> bulkhead.v1.Finding
-	6,  // 20: bulkhead.v1.ListResourcesResponse.resources:type_name -> bulkhead.v1.Resource
-	21, // 21: bulkhead.v1.ListResourcesResponse.findings:type_name -> bulkhead.v1.Finding
-	7,  // 22: bulkhead.v1.ListResourceTemplatesResponse.resource_templates:type_name -> bulkhead.v1.ResourceTemplate
-	21, // 23: bulkhead.v1.ListResourceTemplatesResponse.findings:type_name -> bulkhead.v1.Finding
-	8,  // 24: bulkhead.v1.ListPromptsResponse.prompts:type_name -> bulkhead.v1.Prompt
-	21, // 25: bulkhead.v1.ListPromptsResponse.findings:type_name -> bulkhead.v1.Finding
-	18, // 26: bulkhead.v1.CreateCompletionRequest.ref:type_name -> bulkhead.v1.CreateCompletionRequest.Ref
-	19, // 27: bulkhead.v1.CreateCompletionRequest.argument:type_name -> bulkhead.v1.CreateCompletionRequest.Argument
-	20, // 28: bulkhead.v1.CreateCompletionRequest.context:type_name -> bulkhead.v1.Json
-	17, // 29: bulkhead.v1.Completion.source:type_name -> bulkhead.v1.Tool.Source
-	4,  // 30: bulkhead.v1.CatalogService.ListTools:input_type -> bulkhead.v1.ListToolsRequest
-	9,  // 31: bulkhead.v1.CatalogService.ListResources:input_type -> bulkhead.v1.ListResourcesRequest
-	11, // 32: bulkhead.v1.CatalogService.ListResourceTemplates:input_type -> bulkhead.v1.ListResourceTemplatesRequest
-	13, // 33: bulkhead.v1.CatalogService.ListPrompts:input_type -> bulkhead.v1.ListPromptsRequest
-	15, // 34: bulkhead.v1.CatalogService.CreateCompletion:input_type -> bulkhead.v1.CreateCompletionRequest
-	5,  // 35: bulkhead.v1.CatalogService.ListTools:output_type -> bulkhead.v1.ListToolsResponse
-	10, // 36: bulkhead.v1.CatalogService.ListResources:output_type -> bulkhead.v1.ListResourcesResponse
-	12, // 37: bulkhead.v1.CatalogService.ListResourceTemplates:output_type -> bulkhead.v1.ListResourceTemplatesResponse
-	14, // 38: bulkhead.v1.CatalogService.ListPrompts:output_type -> bulkhead.v1.ListPromptsResponse
-	16, // 39: bulkhead.v1.CatalogService.CreateCompletion:output_type -> bulkhead.v1.Completion
-	35, // [35:40] is the sub-list for method output_type
-	30, // [30:35] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	23, // 18: bulkhead.v1.Prompt.source:type_name -> bulkhead.v1.Tool.Source
+	27, // 19: bulkhead.v1.Prompt.findings:type_name -> bulkhead.v1.Finding
+	7,  // 20: bulkhead.v1.ListResourcesResponse.resources:type_name -> bulkhead.v1.Resource
+	27, // 21: bulkhead.v1.ListResourcesResponse.findings:type_name -> bulkhead.v1.Finding
+	8,  // 22: bulkhead.v1.ListResourceTemplatesResponse.resource_templates:type_name -> bulkhead.v1.ResourceTemplate
+	27, // 23: bulkhead.v1.ListResourceTemplatesResponse.findings:type_name -> bulkhead.v1.Finding
+	9,  // 24: bulkhead.v1.ListPromptsResponse.prompts:type_name -> bulkhead.v1.Prompt
+	27, // 25: bulkhead.v1.ListPromptsResponse.findings:type_name -> bulkhead.v1.Finding
+	24, // 26: bulkhead.v1.CreateCompletionRequest.ref:type_name -> bulkhead.v1.CreateCompletionRequest.Ref
+	25, // 27: bulkhead.v1.CreateCompletionRequest.argument:type_name -> bulkhead.v1.CreateCompletionRequest.Argument
+	26, // 28: bulkhead.v1.CreateCompletionRequest.context:type_name -> bulkhead.v1.Json
+	23, // 29: bulkhead.v1.Completion.source:type_name -> bulkhead.v1.Tool.Source
+	3,  // 30: bulkhead.v1.ResourceSubscription.state:type_name -> bulkhead.v1.ResourceSubscription.State
+	28, // 31: bulkhead.v1.ResourceSubscription.last_update_time:type_name -> google.protobuf.Timestamp
+	28, // 32: bulkhead.v1.ResourceSubscription.create_time:type_name -> google.protobuf.Timestamp
+	18, // 33: bulkhead.v1.ListResourceSubscriptionsResponse.resource_subscriptions:type_name -> bulkhead.v1.ResourceSubscription
+	5,  // 34: bulkhead.v1.CatalogService.ListTools:input_type -> bulkhead.v1.ListToolsRequest
+	10, // 35: bulkhead.v1.CatalogService.ListResources:input_type -> bulkhead.v1.ListResourcesRequest
+	12, // 36: bulkhead.v1.CatalogService.ListResourceTemplates:input_type -> bulkhead.v1.ListResourceTemplatesRequest
+	14, // 37: bulkhead.v1.CatalogService.ListPrompts:input_type -> bulkhead.v1.ListPromptsRequest
+	16, // 38: bulkhead.v1.CatalogService.CreateCompletion:input_type -> bulkhead.v1.CreateCompletionRequest
+	19, // 39: bulkhead.v1.CatalogService.CreateResourceSubscription:input_type -> bulkhead.v1.CreateResourceSubscriptionRequest
+	20, // 40: bulkhead.v1.CatalogService.ListResourceSubscriptions:input_type -> bulkhead.v1.ListResourceSubscriptionsRequest
+	22, // 41: bulkhead.v1.CatalogService.DeleteResourceSubscription:input_type -> bulkhead.v1.DeleteResourceSubscriptionRequest
+	6,  // 42: bulkhead.v1.CatalogService.ListTools:output_type -> bulkhead.v1.ListToolsResponse
+	11, // 43: bulkhead.v1.CatalogService.ListResources:output_type -> bulkhead.v1.ListResourcesResponse
+	13, // 44: bulkhead.v1.CatalogService.ListResourceTemplates:output_type -> bulkhead.v1.ListResourceTemplatesResponse
+	15, // 45: bulkhead.v1.CatalogService.ListPrompts:output_type -> bulkhead.v1.ListPromptsResponse
+	17, // 46: bulkhead.v1.CatalogService.CreateCompletion:output_type -> bulkhead.v1.Completion
+	18, // 47: bulkhead.v1.CatalogService.CreateResourceSubscription:output_type -> bulkhead.v1.ResourceSubscription
+	21, // 48: bulkhead.v1.CatalogService.ListResourceSubscriptions:output_type -> bulkhead.v1.ListResourceSubscriptionsResponse
+	29, // 49: bulkhead.v1.CatalogService.DeleteResourceSubscription:output_type -> google.protobuf.Empty
+	42, // [42:50] is the sub-list for method output_type
+	34, // [34:42] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_bulkhead_v1_catalog_service_proto_init() }
@@ -1618,7 +2040,7 @@ func file_bulkhead_v1_catalog_service_proto_init() {
 	file_bulkhead_v1_decision_proto_init()
 	file_bulkhead_v1_json_proto_init()
 	file_bulkhead_v1_catalog_service_proto_msgTypes[13].OneofWrappers = []any{}
-	file_bulkhead_v1_catalog_service_proto_msgTypes[15].OneofWrappers = []any{
+	file_bulkhead_v1_catalog_service_proto_msgTypes[20].OneofWrappers = []any{
 		(*CreateCompletionRequest_Ref_Prompt)(nil),
 		(*CreateCompletionRequest_Ref_ResourceTemplate)(nil),
 	}
@@ -1627,8 +2049,8 @@ func file_bulkhead_v1_catalog_service_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bulkhead_v1_catalog_service_proto_rawDesc), len(file_bulkhead_v1_catalog_service_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   17,
+			NumEnums:      4,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

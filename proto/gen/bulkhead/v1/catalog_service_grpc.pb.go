@@ -11,6 +11,7 @@ import (
 	grpc "google.golang.org/grpc"
 	codes "google.golang.org/grpc/codes"
 	status "google.golang.org/grpc/status"
+	emptypb "google.golang.org/protobuf/types/known/emptypb"
 )
 
 // This is a compile-time assertion to ensure that this generated file
@@ -19,11 +20,14 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	CatalogService_ListTools_FullMethodName             = "/bulkhead.v1.CatalogService/ListTools"
-	CatalogService_ListResources_FullMethodName         = "/bulkhead.v1.CatalogService/ListResources"
-	CatalogService_ListResourceTemplates_FullMethodName = "/bulkhead.v1.CatalogService/ListResourceTemplates"
-	CatalogService_ListPrompts_FullMethodName           = "/bulkhead.v1.CatalogService/ListPrompts"
-	CatalogService_CreateCompletion_FullMethodName      = "/bulkhead.v1.CatalogService/CreateCompletion"
+	CatalogService_ListTools_FullMethodName                  = "/bulkhead.v1.CatalogService/ListTools"
+	CatalogService_ListResources_FullMethodName              = "/bulkhead.v1.CatalogService/ListResources"
+	CatalogService_ListResourceTemplates_FullMethodName      = "/bulkhead.v1.CatalogService/ListResourceTemplates"
+	CatalogService_ListPrompts_FullMethodName                = "/bulkhead.v1.CatalogService/ListPrompts"
+	CatalogService_CreateCompletion_FullMethodName           = "/bulkhead.v1.CatalogService/CreateCompletion"
+	CatalogService_CreateResourceSubscription_FullMethodName = "/bulkhead.v1.CatalogService/CreateResourceSubscription"
+	CatalogService_ListResourceSubscriptions_FullMethodName  = "/bulkhead.v1.CatalogService/ListResourceSubscriptions"
+	CatalogService_DeleteResourceSubscription_FullMethodName = "/bulkhead.v1.CatalogService/DeleteResourceSubscription"
 )
 
 // CatalogServiceClient is the client API for CatalogService service.
@@ -48,6 +52,13 @@ type CatalogServiceClient interface {
 	// CreateCompletion asks a server for values of an argument. It is no call, and
 	// nothing of it is kept.
 	CreateCompletion(ctx context.Context, in *CreateCompletionRequest, opts ...grpc.CallOption) (*Completion, error)
+	// CreateResourceSubscription has a session hear when a resource changes. The
+	// same wish again returns the first subscription.
+	CreateResourceSubscription(ctx context.Context, in *CreateResourceSubscriptionRequest, opts ...grpc.CallOption) (*ResourceSubscription, error)
+	// ListResourceSubscriptions returns a session's subscriptions, oldest first.
+	ListResourceSubscriptions(ctx context.Context, in *ListResourceSubscriptionsRequest, opts ...grpc.CallOption) (*ListResourceSubscriptionsResponse, error)
+	// DeleteResourceSubscription ends a subscription.
+	DeleteResourceSubscription(ctx context.Context, in *DeleteResourceSubscriptionRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 }
 
 type catalogServiceClient struct {
@@ -108,6 +119,36 @@ func (c *catalogServiceClient) CreateCompletion(ctx context.Context, in *CreateC
 	return out, nil
 }
 
+func (c *catalogServiceClient) CreateResourceSubscription(ctx context.Context, in *CreateResourceSubscriptionRequest, opts ...grpc.CallOption) (*ResourceSubscription, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResourceSubscription)
+	err := c.cc.Invoke(ctx, CatalogService_CreateResourceSubscription_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *catalogServiceClient) ListResourceSubscriptions(ctx context.Context, in *ListResourceSubscriptionsRequest, opts ...grpc.CallOption) (*ListResourceSubscriptionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListResourceSubscriptionsResponse)
+	err := c.cc.Invoke(ctx, CatalogService_ListResourceSubscriptions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *catalogServiceClient) DeleteResourceSubscription(ctx context.Context, in *DeleteResourceSubscriptionRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, CatalogService_DeleteResourceSubscription_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // CatalogServiceServer is the server API for CatalogService service.
 // All implementations must embed UnimplementedCatalogServiceServer
 // for forward compatibility.
@@ -130,6 +171,13 @@ type CatalogServiceServer interface {
 	// CreateCompletion asks a server for values of an argument. It is no call, and
 	// nothing of it is kept.
 	CreateCompletion(context.Context, *CreateCompletionRequest) (*Completion, error)
+	// CreateResourceSubscription has a session hear when a resource changes. The
+	// same wish again returns the first subscription.
+	CreateResourceSubscription(context.Context, *CreateResourceSubscriptionRequest) (*ResourceSubscription, error)
+	// ListResourceSubscriptions returns a session's subscriptions, oldest first.
+	ListResourceSubscriptions(context.Context, *ListResourceSubscriptionsRequest) (*ListResourceSubscriptionsResponse, error)
+	// DeleteResourceSubscription ends a subscription.
+	DeleteResourceSubscription(context.Context, *DeleteResourceSubscriptionRequest) (*emptypb.Empty, error)
 	mustEmbedUnimplementedCatalogServiceServer()
 }
 
@@ -154,6 +202,15 @@ func (UnimplementedCatalogServiceServer) ListPrompts(context.Context, *ListPromp
 }
 func (UnimplementedCatalogServiceServer) CreateCompletion(context.Context, *CreateCompletionRequest) (*Completion, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateCompletion not implemented")
+}
+func (UnimplementedCatalogServiceServer) CreateResourceSubscription(context.Context, *CreateResourceSubscriptionRequest) (*ResourceSubscription, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateResourceSubscription not implemented")
+}
+func (UnimplementedCatalogServiceServer) ListResourceSubscriptions(context.Context, *ListResourceSubscriptionsRequest) (*ListResourceSubscriptionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListResourceSubscriptions not implemented")
+}
+func (UnimplementedCatalogServiceServer) DeleteResourceSubscription(context.Context, *DeleteResourceSubscriptionRequest) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteResourceSubscription not implemented")
 }
 func (UnimplementedCatalogServiceServer) mustEmbedUnimplementedCatalogServiceServer() {}
 func (UnimplementedCatalogServiceServer) testEmbeddedByValue()                        {}
@@ -266,6 +323,60 @@ func _CatalogService_CreateCompletion_Handler(srv interface{}, ctx context.Conte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _CatalogService_CreateResourceSubscription_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateResourceSubscriptionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CatalogServiceServer).CreateResourceSubscription(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: CatalogService_CreateResourceSubscription_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CatalogServiceServer).CreateResourceSubscription(ctx, req.(*CreateResourceSubscriptionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _CatalogService_ListResourceSubscriptions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListResourceSubscriptionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CatalogServiceServer).ListResourceSubscriptions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: CatalogService_ListResourceSubscriptions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CatalogServiceServer).ListResourceSubscriptions(ctx, req.(*ListResourceSubscriptionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _CatalogService_DeleteResourceSubscription_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteResourceSubscriptionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CatalogServiceServer).DeleteResourceSubscription(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: CatalogService_DeleteResourceSubscription_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CatalogServiceServer).DeleteResourceSubscription(ctx, req.(*DeleteResourceSubscriptionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // CatalogService_ServiceDesc is the grpc.ServiceDesc for CatalogService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -292,6 +403,18 @@ var CatalogService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CreateCompletion",
 			Handler:    _CatalogService_CreateCompletion_Handler,
+		},
+		{
+			MethodName: "CreateResourceSubscription",
+			Handler:    _CatalogService_CreateResourceSubscription_Handler,
+		},
+		{
+			MethodName: "ListResourceSubscriptions",
+			Handler:    _CatalogService_ListResourceSubscriptions_Handler,
+		},
+		{
+			MethodName: "DeleteResourceSubscription",
+			Handler:    _CatalogService_DeleteResourceSubscription_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
