@@ -233,3 +233,24 @@ func TestWatch_OneStreamForAKey(t *testing.T) {
 		t.Errorf("%d streams at a time", most)
 	}
 }
+
+// Children of one server leave room for those of the others.
+func TestStdio_OneServerLeavesRoomForTheOthers(t *testing.T) {
+	t.Parallel()
+	p, target := stdioPool(t, childRuntime(t), func(c *PoolConfig) { c.Limits.ServerProcesses, c.Limits.TenantProcesses = 1, 2 })
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { p.Do(ctx, keyOf(t, "a"), target, tool("hang")) }) //nolint:errcheck // it only keeps the child busy
+	eventually(t, "the child is busy", func() bool {
+		infos := p.Connections(keyOf(t, "a").Tenant, anyKey)
+		return len(infos) == 1 && infos[0].Active == 1 && infos[0].State == StateInitialized
+	})
+	resp, err := p.Do(t.Context(), keyOf(t, "b"), target, tool("echo"))
+	expect(t, resp, err, "CONNECTIONS_EXHAUSTED", fault.Host, NotSent)
+	k := keyOf(t, "b")
+	k.Server = "srv_2"
+	resp, err = p.Do(t.Context(), k, target, tool("echo"))
+	succeed(t, resp, err)
+	cancel()
+	wg.Wait()
+}
