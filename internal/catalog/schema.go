@@ -33,6 +33,11 @@ const (
 	maxSubschemas    = 2_500
 	maxPatternBytes  = 1_024
 	maxPatternStates = 2_000
+	// maxSchemaStates bounds the patterns of one schema together: a few bytes of a
+	// pattern make thousands of states, and each is held as long as the schema is.
+	maxSchemaStates = 20_000
+	// patternCost is what a pattern counts in states beside those of its own.
+	patternCost = 40
 )
 
 // dialects are the versions of JSON Schema that can be checked, without the
@@ -99,6 +104,7 @@ type schemaPruner struct {
 	ids, nested       int // ids of all parts, and of those below the root
 	foreign           string
 	nodes, subschemas int
+	states            int               // of all patterns so far
 	notes             map[string]string // the first of each code
 }
 
@@ -285,14 +291,14 @@ func unpercent(s string) string {
 
 func (p *schemaPruner) dropPatterns(path string, s map[string]any) {
 	if text, ok := s["pattern"].(string); ok {
-		if _, err := compilePattern(text); err != nil {
+		if err := p.admit(text); err != nil {
 			p.note(FindingPatternUnsupported, memberPath(path, "pattern")+" "+err.Error()+"; it is not checked")
 			delete(s, "pattern")
 		}
 	}
 	m, _ := s["patternProperties"].(map[string]any)
 	for _, text := range slices.Sorted(maps.Keys(m)) {
-		if _, err := compilePattern(text); err != nil {
+		if err := p.admit(text); err != nil {
 			p.note(FindingPatternUnsupported, memberPath(path, "patternProperties")+" "+err.Error()+"; it is not checked")
 			delete(m, text)
 			// Without the pattern these two would refuse what it let through.
@@ -300,6 +306,20 @@ func (p *schemaPruner) dropPatterns(path string, s map[string]any) {
 			delete(s, "unevaluatedProperties")
 		}
 	}
+}
+
+// admit says why a pattern is not used, also because those before it are enough.
+func (p *schemaPruner) admit(text string) error {
+	if p.states >= maxSchemaStates {
+		return patternError("is too expensive beside the others")
+	}
+	re, err := compilePattern(text)
+	if err != nil {
+		p.states += maxPatternStates / 4 // what is refused was looked at, too
+		return err
+	}
+	p.states += patternCost + re.states
+	return nil
 }
 
 // pattern is a regular expression with the number of states of its program.
