@@ -204,7 +204,7 @@ func (p *Pool) List(ctx context.Context, k Key, t Target, kind string) (Listing,
 	}
 	for again := false; ; again = true {
 		began := time.Now()
-		c, err := p.acquire(ctx, k, &t, true)
+		c, err := p.acquire(ctx, k, &t, false)
 		if err != nil {
 			var ce *connectError
 			if errors.As(err, &ce) {
