@@ -136,21 +136,23 @@ func TestParseForm_TakesFlatFormsOnly(t *testing.T) {
 func TestForm_FindsWhatAsksForASecret(t *testing.T) {
 	t.Parallel()
 	for properties, want := range map[string]bool{
-		`{"password":{"type":"string"}}`:                                                 true,
-		`{"userPassword":{"type":"string"}}`:                                             true,
-		`{"API-Key":{"type":"string"}}`:                                                  true,
-		`{"x":{"type":"string","title":"Your API key"}}`:                                 true,
-		`{"x":{"type":"string","description":"the credit\u00adcard number, 16 digits"}}`: true,
-		`{"x":{"type":"string","format":"password"}}`:                                    true,
-		`{"pin":{"type":"integer"}}`:                                                     true,
-		`{"p\u200bin":{"type":"integer"}}`:                                               true,
-		`{"githubToken":{"type":"string"}}`:                                              true,
-		`{"cvv":{"type":"string"},"ok":{"type":"boolean"}}`:                              true,
-		`{"x":{"type":"string"}}`:                                                        false,
-		`{"pinned":{"type":"boolean"},"max_tokens":{"type":"integer"}}`:                  false,
-		`{"reset_password":{"type":"boolean"}}`:                                          false,
-		`{"secret":{"type":"string","enum":["rotate","keep"]}}`:                          false,
-		`{"spinner":{"type":"string"},"author":{"type":"string","title":"Keyboard"}}`:    false,
+		`{"password":{"type":"string"}}`:                                                  true,
+		`{"userPassword":{"type":"string"}}`:                                              true,
+		`{"API-Key":{"type":"string"}}`:                                                   true,
+		`{"x":{"type":"string","title":"Your API key"}}`:                                  true,
+		`{"x":{"type":"string","description":"the credit\u00adcard number, 16 digits"}}`:  true,
+		`{"x":{"type":"string","format":"password"}}`:                                     true,
+		`{"pin":{"type":"integer"}}`:                                                      true,
+		`{"pin":{"type":"integer","minimum":0,"maximum":9999}}`:                           true,
+		`{"x":{"type":"integer","minimum":1,"maximum":100,"description":"not your pin"}}`: false,
+		`{"p\u200bin":{"type":"integer"}}`:                                                true,
+		`{"githubToken":{"type":"string"}}`:                                               true,
+		`{"cvv":{"type":"string"},"ok":{"type":"boolean"}}`:                               true,
+		`{"x":{"type":"string"}}`:                                                         false,
+		`{"pinned":{"type":"boolean"},"max_tokens":{"type":"integer"}}`:                   false,
+		`{"reset_password":{"type":"boolean"}}`:                                           false,
+		`{"secret":{"type":"string","enum":["rotate","keep"]}}`:                           false,
+		`{"spinner":{"type":"string"},"author":{"type":"string","title":"Keyboard"}}`:     false,
 	} {
 		f, err := ParseForm(form(properties, `[]`))
 		if err != nil {

@@ -1,6 +1,7 @@
 package elicitation
 
 import (
+	"math/big"
 	"strings"
 	"unicode"
 )
@@ -27,7 +28,7 @@ func (f *Form) Secret() string {
 	free := false
 	for i := range f.fields {
 		x := &f.fields[i]
-		if x.kind == typeBoolean || x.closed {
+		if x.kind == typeBoolean || x.closed || x.small() {
 			continue // nobody can write one there
 		}
 		free = free || x.kind == typeString
@@ -44,6 +45,15 @@ func (f *Form) Secret() string {
 		return named(f.Message, secrets)
 	}
 	return ""
+}
+
+// fewNumbers is less than any secret of digits has values.
+const fewNumbers = 256
+
+// small reports whether the field takes only a few whole numbers.
+func (f *field) small() bool {
+	return f.kind == typeInteger && f.least != nil && f.most != nil &&
+		new(big.Rat).Sub(f.most, f.least).Cmp(big.NewRat(fewNumbers, 1)) < 0
 }
 
 // named returns the first of the words that the text has, as whole words.
