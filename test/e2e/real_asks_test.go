@@ -9,9 +9,9 @@ import (
 
 // asked proposes a call of which the server wants to know something first, and
 // returns the question.
-func (r *realWorld) asked(session, tool string, kind pb.Interaction_Kind) (*pb.Call, *pb.Interaction) {
+func (r *realWorld) asked(session, tool string, args obj, kind pb.Interaction_Kind) (*pb.Call, *pb.Interaction) {
 	r.t.Helper()
-	call := r.propose(r.alice, session, "real", tool, obj{})
+	call := r.settled(session, tool, args)
 	wantState(r.t, call, pb.Call_INPUT_REQUIRED)
 	if len(call.GetInteractions()) != 1 {
 		r.t.Fatalf("%d questions: %v", len(call.GetInteractions()), call)
@@ -34,20 +34,20 @@ func (r *realWorld) respond(call *pb.Call, q *pb.Interaction, in *pb.RespondInte
 
 func modernElicitation(t *testing.T, r *realWorld) {
 	ses := r.allow(obj{"reverse": obj{"elicitation": obj{"form": true}}}, "order")
-	call, q := r.asked(ses, "order", pb.Interaction_ELICITATION_FORM)
+	call, q := r.asked(ses, "order", obj{}, pb.Interaction_ELICITATION_FORM)
 	if q.GetMessage() != "Which size?" || !strings.Contains(string(q.GetForm().GetRequestedSchema().GetRaw()), `"enum":["S","M","L"]`) {
 		t.Errorf("the form: %v", q)
 	}
 	wantText(t, r.respond(call, q, &pb.RespondInteractionRequest{Action: pb.RespondInteractionRequest_ACCEPT, Content: raw(obj{"size": "L"})}),
 		"size L; state: state of order")
 
-	call, q = r.asked(ses, "order", pb.Interaction_ELICITATION_FORM)
+	call, q = r.asked(ses, "order", obj{}, pb.Interaction_ELICITATION_FORM)
 	wantText(t, r.respond(call, q, &pb.RespondInteractionRequest{Action: pb.RespondInteractionRequest_ACCEPT, Content: raw(obj{})}), "size M")
 
-	call, q = r.asked(ses, "order", pb.Interaction_ELICITATION_FORM)
+	call, q = r.asked(ses, "order", obj{}, pb.Interaction_ELICITATION_FORM)
 	wantText(t, r.respond(call, q, &pb.RespondInteractionRequest{Action: pb.RespondInteractionRequest_DECLINE}), "decline; state: state of order")
 
-	call, _ = r.asked(ses, "order", pb.Interaction_ELICITATION_FORM)
+	call, _ = r.asked(ses, "order", obj{}, pb.Interaction_ELICITATION_FORM)
 	r.expire(call)
 	// It was a write and the server has begun, so nobody knows.
 	wantState(t, r.ended(r.alice, call), pb.Call_UNCERTAIN)
@@ -76,7 +76,7 @@ func modernSampling(t *testing.T, r *realWorld) {
 		t.Errorf("sampling without a contract for it: %v", refused)
 	}
 	ses = r.allow(obj{"reverse": obj{"sampling": true}}, "sample")
-	call, q := r.asked(ses, "sample", pb.Interaction_SAMPLING)
+	call, q := r.asked(ses, "sample", obj{}, pb.Interaction_SAMPLING)
 	if !strings.Contains(string(q.GetSampling().GetRaw()), "Say hello") {
 		t.Errorf("what the model is asked: %v", q)
 	}
@@ -93,4 +93,87 @@ func modernRoots(t *testing.T, r *realWorld) {
 	}
 	ses = r.allow(obj{"reverse": obj{"roots": []string{"file:///srv/shared"}}}, "where")
 	wantText(t, r.propose(r.alice, ses, "real", "where", obj{}), "roots file:///srv/shared")
+}
+
+// allowAsking is allow for a tool of a legacy server that exists only for clients
+// which declare what it asks for. An admin's look declares nothing and does not
+// show it, so nothing can be pinned.
+func (r *realWorld) allowAsking(reverse obj, tool string) (session string) {
+	r.t.Helper()
+	r.review(r.server, obj{"reverse": reverse}, toolRule{name: tool, effect: "write", consent: "none", more: obj{"definition": "any"}})
+	return r.session(r.alice, "real")
+}
+
+// settled proposes a call, and again as long as a change of the server's list that
+// is heard between the decision and the sending ends it: this server tells of each
+// tool that it adds.
+func (r *realWorld) settled(session, tool string, args obj) (call *pb.Call) {
+	r.t.Helper()
+	r.until("the list stands still", func() bool {
+		call = r.propose(r.alice, session, "real", tool, args)
+		return call.GetState() != pb.Call_DENIED || call.GetError().GetCode() != "VOID"
+	})
+	return call
+}
+
+// appears waits for a tool that the server adds after the handshake, which only
+// its notice of a changed list tells.
+func (r *realWorld) appears(session, tool string) {
+	r.t.Helper()
+	r.until(tool+" is offered", func() bool { return r.tools(r.alice, session)[tool] != nil })
+}
+
+func everythingElicitation(t *testing.T, r *realWorld) {
+	const tool = "trigger-elicitation-request"
+	ses := r.allowAsking(obj{"elicitation": obj{"form": true}}, tool)
+	r.appears(ses, tool)
+	call, q := r.asked(ses, tool, obj{}, pb.Interaction_ELICITATION_FORM)
+	wantText(t, r.respond(call, q, &pb.RespondInteractionRequest{Action: pb.RespondInteractionRequest_ACCEPT, Content: raw(obj{"name": "Ada"})}),
+		`- Name: Ada\n- Favorite Integer: 42\n- Favorite Number: 3.14`)
+
+	call, q = r.asked(ses, tool, obj{}, pb.Interaction_ELICITATION_FORM)
+	wantText(t, r.respond(call, q, &pb.RespondInteractionRequest{Action: pb.RespondInteractionRequest_DECLINE}), "User declined")
+
+	call, q = r.asked(ses, tool, obj{}, pb.Interaction_ELICITATION_FORM)
+	wantText(t, r.respond(call, q, &pb.RespondInteractionRequest{Action: pb.RespondInteractionRequest_CANCEL}), "User cancelled")
+
+	call, _ = r.asked(ses, tool, obj{}, pb.Interaction_ELICITATION_FORM)
+	r.expire(call)
+	// What is not answered in time is told the server as dismissed; the call runs on.
+	wantText(t, r.ended(r.alice, call), "User cancelled")
+
+	r.notOffered(t, tool)
+}
+
+// notOffered wants a tool not to be there for a client that declares nothing.
+func (r *realWorld) notOffered(t *testing.T, tool string) {
+	t.Helper()
+	ses := r.allowAsking(obj{}, tool)
+	r.until(tool+" is offered no more", func() bool { return r.tools(r.alice, ses)[tool] == nil })
+	wantDenied(t, r.settled(ses, tool, obj{"prompt": "Say hello"}), "definition")
+}
+
+func everythingSampling(t *testing.T, r *realWorld) {
+	const tool = "trigger-sampling-request"
+	ses := r.allowAsking(obj{"sampling": true}, tool)
+	r.appears(ses, tool)
+	call, q := r.asked(ses, tool, obj{"prompt": "Say hello"}, pb.Interaction_SAMPLING)
+	answer := obj{"role": "assistant", "model": "some-model", "stopReason": "endTurn", "content": obj{"type": "text", "text": "hello"}}
+	wantText(t, r.respond(call, q, &pb.RespondInteractionRequest{Action: pb.RespondInteractionRequest_ACCEPT, Result: raw(answer)}), "some-model")
+
+	call, q = r.asked(ses, tool, obj{"prompt": "Say hello"}, pb.Interaction_SAMPLING)
+	refused := r.respond(call, q, &pb.RespondInteractionRequest{Action: pb.RespondInteractionRequest_DECLINE})
+	wantState(t, refused, pb.Call_FAILED)
+	if refused.GetError().GetLayer() != pb.Call_Error_TOOL {
+		t.Errorf("the model was refused: %v", refused)
+	}
+	r.notOffered(t, tool)
+}
+
+func everythingRoots(t *testing.T, r *realWorld) {
+	const tool = "get-roots-list"
+	ses := r.allowAsking(obj{"roots": []string{"file:///srv/shared"}}, tool)
+	r.appears(ses, tool)
+	wantText(t, r.settled(ses, tool, obj{}), "URI: file:///srv/shared")
+	r.notOffered(t, tool)
 }

@@ -98,6 +98,9 @@ func wantText(t *testing.T, c *pb.Call, text string) {
 
 func everythingFeatures(sent func(*testing.T, *realWorld) string) map[string]func(*testing.T, *realWorld) {
 	return map[string]func(*testing.T, *realWorld){
+		"elicitation":               everythingElicitation,
+		"sampling refused, allowed": everythingSampling,
+		"roots refused, given":      everythingRoots,
 		"call": func(t *testing.T, r *realWorld) {
 			ses := r.allow(nil, "get-sum", "echo", "get-tiny-image", "get-structured-content")
 			wantSucceeded(t, r.propose(r.alice, ses, "real", "get-sum", obj{"a": 40, "b": 2}), "42")
