@@ -28,13 +28,12 @@ func (d *fakeDomain) services() Services {
 }
 
 const (
-	calendarID     = "srv_00000000000000000000000001"
-	mailID         = "srv_00000000000000000000000002"
-	sessionOne     = "ses_00000000000000000000000001"
-	callOne        = "call_00000000000000000000000001"
-	interactionOne = "int_00000000000000000000000001"
-	digestOne      = "doc-1:sha256:1111111111111111111111111111111111111111111111111111111111111111"
-	digestTwo      = "doc-1:sha256:2222222222222222222222222222222222222222222222222222222222222222"
+	calendarID = "srv_00000000000000000000000001"
+	mailID     = "srv_00000000000000000000000002"
+	sessionOne = "ses_00000000000000000000000001"
+	callOne    = "call_00000000000000000000000001"
+	digestOne  = "doc-1:sha256:1111111111111111111111111111111111111111111111111111111111111111"
+	digestTwo  = "doc-1:sha256:2222222222222222222222222222222222222222222222222222222222222222"
 )
 
 type fakeServers struct{ *fakeDomain }
@@ -185,19 +184,6 @@ func (d fakeCalls) Get(ctx context.Context, p tenant.Principal, id string, wait 
 func (d fakeCalls) List(ctx context.Context, p tenant.Principal, f calls.Filter) ([]*calls.Call, error) {
 	return nil, d.note(ctx, "Calls.List %+v", f)
 }
-func (d fakeCalls) Interactions(ctx context.Context, p tenant.Principal, callID string) ([]calls.Interaction, error) {
-	return []calls.Interaction{
-		{ID: interactionOne, CallID: callID, Server: "calendar", Origin: "https://calendar.example", Round: 1, Kind: calls.ElicitationForm, State: calls.Pending,
-			Request: json.RawMessage(`{"message":"Which?","requestedSchema":{"type":"object","properties":{"a":{"type":"string"}}}}`)},
-		{ID: interactionOne, CallID: callID, Round: 1, Kind: calls.ElicitationURL, State: calls.Pending,
-			Request: json.RawMessage(`{"mode":"url","message":"Go","url":"https://xn--pple-43d.example/x"}`)},
-		{ID: interactionOne, CallID: callID, Round: 1, Kind: calls.ElicitationForm, State: calls.WasDeclined, Refusal: "ASKS_FOR_SECRET"},
-	}, d.note(ctx, "Interactions %s", callID)
-}
-func (d fakeCalls) Respond(ctx context.Context, p tenant.Principal, callID, id string, a calls.Answer) (*calls.Interaction, error) {
-	return &calls.Interaction{ID: id, CallID: callID, Kind: calls.ElicitationForm, State: calls.WasAnswered},
-		d.note(ctx, "Respond %s %s %s %s%s", callID, id, a.Action, a.Content, a.Result)
-}
 func (d fakeCalls) Cancel(ctx context.Context, p tenant.Principal, id string) (*calls.Call, error) {
 	return d.call(id), d.note(ctx, "Cancel %s", id)
 }
@@ -270,11 +256,6 @@ func TestServices_PassOn(t *testing.T) {
 		{"GET", "/v1/calls/" + callOne + "?wait=5s&afterRevision=2", "", alice, "Calls.Get " + callOne + " 5s 2"},
 		{"GET", "/v1/calls/" + callOne, "", alice, "Calls.Get " + callOne + " 0s 0"},
 		{"POST", "/v1/calls/" + callOne + ":cancel", "", alice, "Cancel " + callOne},
-		{"GET", "/v1/calls/" + callOne + "/interactions", "", alice, "Interactions " + callOne},
-		{"POST", "/v1/calls/" + callOne + "/interactions/" + interactionOne + ":respond", `{"action":"ACCEPT","content":{"a": 1.0}}`, alice,
-			"Respond " + callOne + " " + interactionOne + ` ACCEPT {"a": 1.0}`},
-		{"POST", "/v1/calls/" + callOne + "/interactions/" + interactionOne + ":respond", `{"action":"CANCEL"}`, alice,
-			"Respond " + callOne + " " + interactionOne + ` CANCEL `},
 		{"GET", "/v1/sessions/" + sessionOne + "/calls?state=UNCERTAIN&pageSize=3", "", alice, "Calls.List {SessionID:" + sessionOne + " State:UNCERTAIN Kind: Before: Limit:4}"},
 		{"GET", "/v1/sessions/" + sessionOne + "/calls?kind=PROMPT", "", alice, "Calls.List {SessionID:" + sessionOne + " State: Kind:PROMPT Before: Limit:51}"},
 		{"GET", "/v1/consents?state=PENDING", "", alice, "Consents.List PENDING"},
@@ -550,18 +531,5 @@ func TestAnswers(t *testing.T) {
 	a = r.rest("POST", "/v1/servers/calendar/contracts:check", `{"tool":"free"}`, jsonAs("admin")...)
 	if !strings.Contains(string(a.body), `"outcome":"DENY"`) || !strings.Contains(string(a.body), `"effect":"WRITE","consent":"CALL","argumentsDigest":"args-1:sha256:00"`) {
 		t.Errorf("%s", a.body)
-	}
-}
-
-func TestInteractions_ShowWhatMayBeShown(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	a := r.rest("GET", "/v1/calls/"+callOne+"/interactions", "", append(jsonAs("service"), "Bulkhead-User", "alice")...)
-	for _, want := range []string{`"form":{"requestedSchema":{"properties":{"a":{"type":"string"}},"type":"object"}}`, `"message":"Which?"`, `"untrusted":true`,
-		`"server":"calendar"`, `"link":{"url":"https://xn--pple-43d.example/x","host":"xn--pple-43d.example"}`, `"code":"PUNYCODE_HOST"`,
-		`"state":"DECLINED","message":"","refusal":"ASKS_FOR_SECRET"`} {
-		if !strings.Contains(string(a.body), want) {
-			t.Errorf("no %s in %s", want, a.body)
-		}
 	}
 }

@@ -39,7 +39,10 @@ func TestNotice_NewestIsKeptWithoutAStorm(t *testing.T) {
 				t.Fatalf("%+v %+v", got.Progress, got.Logs)
 			}
 		}
-		w.eventually(func() bool { got := sc.on(b).get(c.ID); return len(got.Logs) > 0 && got.Logs[len(got.Logs)-1].Level == "error" },
+		w.eventually(func() bool {
+			got := sc.on(b).get(c.ID)
+			return len(got.Logs) > 0 && got.Logs[len(got.Logs)-1].Level == "error"
+		},
 			func() string { return "another replica sees no progress" })
 		if tool == "write" {
 			if got := sc.on(b).get(c.ID); got.Revision != c.Revision {
