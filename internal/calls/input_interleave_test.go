@@ -119,7 +119,7 @@ func TestInput_Interleavings(t *testing.T) {
 		w.exec(`UPDATE interactions SET expire_time = now() WHERE state = 'PENDING'`)
 		w.exec(`UPDATE call_tasks SET next_poll = now() WHERE open`)
 		return w.count(`SELECT count(*) FROM calls WHERE state IN ('DISPATCHING', 'INPUT_REQUIRED')`) == 0 && w.count(`SELECT count(*) FROM call_tasks WHERE open`) == 0
-	}, func() string { return "calls stay open" })
+	}, func() string { return "calls stay open: " + w.open() })
 	stop()
 	loops.Wait()
 	x.checkTransitions()
@@ -149,6 +149,18 @@ func TestInput_Interleavings(t *testing.T) {
 	for k, n := range x.stats {
 		t.Logf("%5d %s", n, k)
 	}
+}
+
+// open tells of the calls that have not ended.
+func (w *world) open() (out string) {
+	err := w.owner.QueryRow(context.Background(), `SELECT COALESCE(string_agg(concat_ws(' ', c.call_id, c.state, c.effect, convert_from(c.arguments, 'UTF8'),
+		c.replica_epoch, r.state, c.cancel_requested, now() - c.update_time, i.phase, i.round, k.open, k.status, k.claim_until - now(), k.next_poll - now()), E'\n'), '')
+		FROM calls c LEFT JOIN call_inputs i USING (call_id) LEFT JOIN call_tasks k USING (call_id) LEFT JOIN replicas r ON r.epoch = c.replica_epoch
+		WHERE c.state IN ('DISPATCHING', 'INPUT_REQUIRED') OR k.open`).Scan(&out)
+	if err != nil {
+		w.t.Error(err)
+	}
+	return out
 }
 
 type inputRunner struct {

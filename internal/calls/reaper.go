@@ -147,6 +147,15 @@ func (s *Service) retryReaped(ctx context.Context, c *Call, e *execution, f Fail
 // fence gives the call a new owner; an outcome of the old one finds no row. What
 // another living replica has taken meanwhile is lost.
 func fence(ctx context.Context, tx tenant.Tx, c *Call, from, to int64) error {
+	// A server may just have made a task of it: that is seen once the row is locked.
+	var task bool
+	if _, err := tx.Exec(ctx, `SELECT 1 FROM calls WHERE tenant_id = $1 AND call_id = $2 FOR UPDATE`, tx.Tenant(), c.ID); err != nil {
+		return err
+	}
+	err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM call_tasks WHERE tenant_id = $1 AND call_id = $2 AND open)`, tx.Tenant(), c.ID).Scan(&task)
+	if err != nil || task {
+		return errors.Join(err, errLost)
+	}
 	tag, err := tx.Exec(ctx, `UPDATE calls SET replica_epoch = $5, update_time = clock_timestamp()
 		WHERE tenant_id = $1 AND call_id = $2 AND replica_epoch = $3 AND attempt = $4 AND state = 'DISPATCHING'
 		  AND ($3 = $5 OR NOT EXISTS (SELECT 1 FROM replicas r WHERE r.epoch = $3 AND r.state = 'ALIVE'))`,

@@ -140,6 +140,7 @@ func (e *execution) recordTask(ctx context.Context, o outcome) error {
 		return err
 	}
 	if !mine {
+		e.stopTask(ctx, &task) // the call is somebody else's, and nobody would look after it
 		lost, err := s.load(ctx, e.key.tenant, e.key.id)
 		if err != nil {
 			return err

@@ -86,9 +86,16 @@ func (s *Service) pollTask(ctx context.Context, t tenant.ID, id string) error {
 	if err != nil {
 		return err
 	}
+	if err := s.pollClaimed(ctx, k); err != nil {
+		return errors.Join(err, s.reschedule(ctx, k, failedPoll))
+	}
+	return nil
+}
+
+func (s *Service) pollClaimed(ctx context.Context, k claimed) error {
 	e, err := s.resume(ctx, k.call)
 	if err != nil {
-		return errors.Join(err, s.reschedule(ctx, k, failedPoll))
+		return err
 	}
 	e.recall(k.call)
 	if done, err := s.beforePoll(ctx, e, &k); done || err != nil {
@@ -170,7 +177,7 @@ func (s *Service) tellAnswers(ctx context.Context, e *execution, k *claimed) err
 	}
 	cur := *k.call
 	if err := e.refresh(ctx, &cur); err != nil {
-		return errors.Join(err, s.reschedule(ctx, *k, failedPoll))
+		return err
 	}
 	why := ""
 	err := s.deps.DB.InTx(ctx, k.call.Tenant, func(ctx context.Context, tx tenant.Tx) error {
@@ -196,7 +203,7 @@ func (s *Service) tellAnswers(ctx context.Context, e *execution, k *claimed) err
 	if err != nil && r.Phase == sessions.NotSent {
 		return errors.Join(err, s.deps.DB.InTx(ctx, k.call.Tenant, func(ctx context.Context, tx tenant.Tx) error {
 			return markSent(ctx, tx, ids, false)
-		}), s.reschedule(ctx, *k, failedPoll))
+		}))
 	}
 	return nil // what came of it, the task tells
 }
