@@ -142,14 +142,14 @@ func (s *Service) beforePoll(ctx context.Context, e *execution, k *claimed) (don
 		e.endTask("CANCELLED", "the call was cancelled, and the server did not say what became of it")
 		return true, nil
 	case pending > 0 && (expired || k.closed):
-		e.stopTask(ctx, t)
 		end := inputEnd{code: "INPUT_EXPIRED", message: "what the server asked was not answered in time", actor: "system", pending: WasExpired}
 		if k.closed {
 			end.code, end.message, end.pending = "SESSION_CLOSED", "the session was closed before the server was answered", WasCancelled
 		}
-		if err := s.endInput(ctx, c.Tenant, c.ID, end); err != nil && !errors.Is(err, errLost) {
-			return true, err
+		if err := s.endInput(ctx, c.Tenant, c.ID, end); err != nil {
+			return true, err // it was answered just in time: the next look goes on
 		}
+		e.stopTask(ctx, t)
 		return true, s.closeTask(ctx, c)
 	case c.State == Dispatching && c.Ceiling != nil && k.now.After(*c.Ceiling):
 		e.stopTask(ctx, t)
