@@ -34,7 +34,8 @@ const (
 type Form struct {
 	// Message is what the server says, foreign text.
 	Message string
-	// Schema is the requestedSchema in canonical form.
+	// Schema is the requestedSchema as received: the server's order of its fields is
+	// the one that people are shown.
 	Schema json.RawMessage
 	fields []field // sorted by name
 }
@@ -145,7 +146,8 @@ func ParseForm(params []byte) (*Form, error) {
 	if !ok || len(properties) > maxFields {
 		return nil, malformed("properties must be an object of at most %d fields", maxFields)
 	}
-	f := &Form{Message: message, Schema: m["requestedSchema"]}
+	received, _ := objectOf(params) // clean, since its canonical form was made
+	f := &Form{Message: message, Schema: received["requestedSchema"]}
 	for name, raw := range properties {
 		one, err := parseField(name, raw)
 		if err != nil {

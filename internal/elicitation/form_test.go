@@ -237,3 +237,13 @@ func FuzzForm(f *testing.F) {
 		}
 	})
 }
+
+// People are shown the fields in the order in which the server wants them.
+func TestParseForm_KeepsTheOrderOfFields(t *testing.T) {
+	t.Parallel()
+	const schema = `{"type":"object","properties":{"zip":{"type":"string"},"city":{"type":"string"},"age":{"type":"integer","default":1.0}}}`
+	f, err := ParseForm([]byte(`{"message":"m","requestedSchema":` + schema + `}`))
+	if err != nil || string(f.Schema) != schema {
+		t.Errorf("%s, %v", f.Schema, err)
+	}
+}
