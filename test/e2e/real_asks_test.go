@@ -177,3 +177,26 @@ func everythingRoots(t *testing.T, r *realWorld) {
 	wantText(t, r.settled(ses, tool, obj{}), "URI: file:///srv/shared")
 	r.notOffered(t, tool)
 }
+
+// modernNotices wants the newest progress and the log messages of a call to be
+// shown with it while it runs, the latter from the contract's level on.
+func modernNotices(t *testing.T, r *realWorld) {
+	for level, wanted := range map[string]bool{"info": true, "error": false} {
+		ses := r.allow(obj{"reverse": obj{"logging": level}}, "hold", "release")
+		call := r.start(ses, "hold", obj{})
+		r.until("the newest progress is shown", func() bool {
+			var err error
+			call, err = r.alice.GetCall(r.ctx, &pb.GetCallRequest{CallId: call.GetCallId()})
+			must(t, err)
+			return call.GetProgress().GetMessage() == "step 2" && (!wanted || len(call.GetLogs()) > 0)
+		})
+		if p := call.GetProgress(); string(p.GetProgress().GetRaw()) != "2" || string(p.GetTotal().GetRaw()) != "3" {
+			t.Errorf("the progress: %v", p)
+		}
+		if wanted && !strings.Contains(string(call.GetLogs()[0].GetData().GetRaw()), "holding") || !wanted && len(call.GetLogs()) > 0 {
+			t.Errorf("asked for %s: %v", level, call.GetLogs())
+		}
+		wantSucceeded(t, r.propose(r.alice, ses, "real", "release", obj{}), "done")
+		wantText(t, r.ended(r.alice, call), "released")
+	}
+}

@@ -186,6 +186,7 @@ func modernFeatures(header string) map[string]func(*testing.T, *realWorld) {
 				Argument: &pb.CreateCompletionRequest_Argument{Name: "name", Value: "t"}}, "two")
 		},
 		"elicitation":               modernElicitation,
+		"progress and log messages": modernNotices,
 		"sampling refused, allowed": modernSampling,
 		"roots refused, given":      modernRoots,
 		"prompts": func(t *testing.T, r *realWorld) {
