@@ -151,25 +151,48 @@ func readAll(r io.Reader, limit, size int64, hold *lease) ([]byte, error) {
 	return bytes.Clone(buf), nil
 }
 
+// joined puts blocks of so many bytes and two ends together.
+func joined(blocks [][]byte, blocked int, end, last []byte) []byte {
+	whole := make([]byte, 0, blocked+len(end)+len(last))
+	for _, b := range blocks {
+		whole = append(whole, b...)
+	}
+	return append(append(whole, end...), last...)
+}
+
 // readInto appends what it reads to buf, and returns buf beside an error too. The
-// buffer doubles up to likely bytes, where the end is expected.
+// buffer doubles up to likely bytes, where the end is expected; a large text is
+// read in blocks, which are joined once, so that it costs about twice its size.
 func readInto(buf []byte, r io.Reader, limit int64, likely int, hold *lease) ([]byte, error) {
+	var blocks [][]byte
+	blocked := 0
 	for {
 		if len(buf) == cap(buf) {
+			large := cap(buf) >= blockBytes
 			more := max(cap(buf), 2048)
-			if cap(buf) < likely {
+			switch {
+			case large:
+				more = blockBytes
+			case cap(buf) < likely:
 				more = min(more, likely-cap(buf))
 			}
-			if err := hold.grow(cap(buf) + more); err != nil {
+			if err := hold.grow(blocked + cap(buf) + more); err != nil {
 				return buf, err
 			}
-			buf = slices.Grow(buf, more)
+			if large {
+				blocks, blocked = append(blocks, buf), blocked+len(buf)
+				buf = make([]byte, 0, blockBytes)
+			} else {
+				buf = slices.Grow(buf, more)
+			}
 		}
 		n, err := r.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
 		switch {
-		case int64(len(buf)) > limit:
+		case int64(blocked+len(buf)) > limit:
 			return buf, errTooLarge
+		case err == io.EOF && blocks != nil:
+			return joined(blocks, blocked, buf, nil), nil
 		case err == io.EOF:
 			return buf, nil
 		case err != nil:

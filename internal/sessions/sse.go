@@ -121,11 +121,7 @@ func (e *eventReader) join(end []byte) []byte {
 		e.partial = append(e.partial, end...)
 		return e.partial
 	}
-	whole := make([]byte, 0, e.blocked+len(e.partial)+len(end))
-	for _, b := range e.blocks {
-		whole = append(whole, b...)
-	}
-	e.partial = append(append(whole, e.partial...), end...)
+	e.partial = joined(e.blocks, e.blocked, e.partial, end)
 	e.blocks, e.blocked = nil, 0
 	return e.partial
 }
