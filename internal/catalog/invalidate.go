@@ -119,25 +119,28 @@ func (s *Service) heard(ctx context.Context, k slotKey, c Change) bool {
 	if !c.Connected {
 		sl.noise.heard(now)
 	}
-	if sl.noise.marked.IsZero() || now.Sub(sl.noise.marked) >= markEvery {
+	// What does not count yet is not written either: a dispatch, which believes
+	// every mark, would refuse what readers are still shown.
+	wait := max(markEvery, sl.noise.quiet.Sub(now))
+	if wait == markEvery && (sl.noise.marked.IsZero() || now.Sub(sl.noise.marked) >= markEvery) {
 		sl.noise.marked = now
 		return true
 	}
 	sl.pending = true
 	if !sl.noise.trailing {
-		sl.noise.trailing = s.run(func() { s.markLater(context.WithoutCancel(ctx), k, sl, c.Reason) })
+		sl.noise.trailing = s.run(func() { s.markLater(context.WithoutCancel(ctx), k, sl, wait, c.Reason) })
 	}
 	return false
 }
 
 // markLater writes the mark for announcements that came too fast, unless a list
 // of this replica began after them: its number is later than what they annul.
-func (s *Service) markLater(ctx context.Context, k slotKey, sl *slot, reason string) {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+func (s *Service) markLater(ctx context.Context, k slotKey, sl *slot, wait time.Duration, reason string) {
+	ctx, cancel := context.WithTimeout(ctx, wait+15*time.Second)
 	defer cancel()
 	defer context.AfterFunc(s.stopped, cancel)()
 	select {
-	case <-time.After(markEvery):
+	case <-time.After(wait):
 	case <-ctx.Done():
 	}
 	sl.mu.Lock()
