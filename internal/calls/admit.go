@@ -50,6 +50,7 @@ func (s *Service) Propose(ctx context.Context, p tenant.Principal, r Proposal) (
 		switch {
 		case errors.Is(err, errReplan) && !last:
 			s.deps.Contracts.Forget(p.Tenant, in.server.ID)
+			in.anew = true
 			continue
 		case errors.Is(err, errReplan):
 			return nil, errMoving
@@ -243,7 +244,7 @@ func (s *Service) admitTx(ctx context.Context, tx tenant.Tx, pl *plan, e *execut
 		return err
 	}
 	if why := g.changed(); why != "" {
-		if g.mayMend() && !last {
+		if g.moves(c) || g.mayMend() && !last {
 			return errReplan
 		}
 		return s.storeDeniedTx(ctx, tx, c, ReasonVoid, why)
@@ -393,6 +394,10 @@ func (g ground) mayMend() bool { return g.tenant && g.key && g.session }
 func (g ground) staleOnly() bool {
 	return g.mayMend() && g.server && g.contract && g.definition && !g.fresh
 }
+
+// moves reports whether a write waits only for a list that stands still. That says
+// nothing against it; a read that is not fresh was refused to its user.
+func (g ground) moves(c *Call) bool { return g.staleOnly() && c.Effect != Read }
 
 // lockGround locks, in the order that every writer that voids keeps (design
 // 3.2), what a dispatch stands on, and reads it: tenant, credential, session,

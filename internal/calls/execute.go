@@ -38,6 +38,7 @@ type execution struct {
 	sendBefore, deadline time.Time
 	maybe                bool // an earlier attempt may have been executed
 	touched              bool // some attempt was, or may have been, sent
+	anew                 bool // a list of this moment is asked for before the next
 	done                 chan struct{}
 
 	mu        sync.Mutex

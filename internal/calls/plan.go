@@ -60,6 +60,9 @@ type parsed struct {
 	target  target
 	args    []byte
 	digest  string // of the request, for repeats
+	// anew asks for a list of this moment: a transaction found that the one before
+	// does not count, which this replica may hear later.
+	anew bool
 }
 
 // maxIdempotencyKey bounds in bytes a key that the caller brings.
@@ -163,7 +166,7 @@ func (s *Service) plan(ctx context.Context, p tenant.Principal, r Proposal, in p
 	if err := pl.carryKey(in.args); err != nil {
 		return nil, err
 	}
-	if err := s.discover(ctx, pl); err != nil {
+	if err := s.discover(ctx, pl, in.anew); err != nil {
 		return nil, err
 	}
 	c.Timings.Discovery = s.now().Sub(started)
@@ -219,13 +222,16 @@ func (pl *plan) addArgument(name string) error {
 }
 
 // discover finds the definition, as fresh as the contract wants it.
-func (s *Service) discover(ctx context.Context, pl *plan) error {
+func (s *Service) discover(ctx context.Context, pl *plan, anew bool) error {
 	age := 15 * time.Minute
 	if pl.active != nil {
 		age = pl.active.Contract.Limits.DefinitionAge.Read
 		if pl.terms != nil && pl.terms.Effect != contract.EffectRead {
 			age = pl.active.Contract.Limits.DefinitionAge.Write
 		}
+	}
+	if anew {
+		age = 0
 	}
 	rev, err := s.deps.Catalog.Current(ctx, pl.server, contextOf(pl.call.Tenant, pl.call.Subject, pl.call.SessionID), pl.decidedOn(), age)
 	if err != nil {

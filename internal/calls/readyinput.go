@@ -20,14 +20,14 @@ func (s *Service) dispatchInput(ctx context.Context, t tenant.ID, id string) err
 		if s.full() {
 			return nil // a later sweep finds room
 		}
-		err := s.tryInput(ctx, t, id, try >= maxPlans)
+		err := s.tryInput(ctx, t, id, try)
 		if !errors.Is(err, errReplan) {
 			return err
 		}
 	}
 }
 
-func (s *Service) tryInput(ctx context.Context, t tenant.ID, id string, last bool) error {
+func (s *Service) tryInput(ctx context.Context, t tenant.ID, id string, try int) error {
 	c, in, err := s.callInput(ctx, t, id)
 	if errors.Is(err, errNoInput) || err == nil && (c.State != InputRequired || in.phase != inputReady) {
 		return nil
@@ -44,11 +44,12 @@ func (s *Service) tryInput(ctx context.Context, t tenant.ID, id string, last boo
 	}
 	e.recall(c)
 	cur := *c
+	e.anew = try > 1
 	if err := e.refresh(ctx, &cur); err != nil {
 		return s.stopInput(ctx, c, err)
 	}
 	err = s.deps.DB.InTx(ctx, t, func(ctx context.Context, tx tenant.Tx) error {
-		return s.dispatchInputTx(ctx, tx, &cur, e, in, last)
+		return s.dispatchInputTx(ctx, tx, &cur, e, in, try >= maxPlans)
 	})
 	if err != nil && !s.committed(ctx, &cur, err) || cur.State != Dispatching {
 		return err // errLost: somebody else had it
@@ -101,8 +102,11 @@ func (s *Service) dispatchInputTx(ctx context.Context, tx tenant.Tx, c *Call, e 
 		return err
 	}
 	if why := g.changed(); why != "" {
-		if g.staleOnly() && !last {
+		switch {
+		case g.staleOnly() && !last:
 			return errReplan
+		case g.moves(c):
+			return errMoving // the sweep tries again, until the questions' time is over
 		}
 		return s.endInputTx(ctx, tx, c.ID, inputEnd{code: "GROUND_CHANGED", message: "it was answered and not sent again: " + why,
 			actor: "system", pending: Withdrawn}, nil)

@@ -19,7 +19,7 @@ func (s *Service) dispatchWaiting(ctx context.Context, t tenant.ID, id string) e
 		if s.full() {
 			return nil // a later sweep finds room
 		}
-		err := s.tryWaiting(ctx, t, id, try >= maxPlans)
+		err := s.tryWaiting(ctx, t, id, try)
 		if !errors.Is(err, errReplan) {
 			return err
 		}
@@ -32,7 +32,7 @@ func (s *Service) full() bool {
 	return len(s.live) >= s.cfg.MaxLive
 }
 
-func (s *Service) tryWaiting(ctx context.Context, t tenant.ID, id string, last bool) error {
+func (s *Service) tryWaiting(ctx context.Context, t tenant.ID, id string, try int) error {
 	c, err := s.load(ctx, t, id)
 	if err != nil || c.State != ConsentRequired {
 		return err
@@ -42,11 +42,12 @@ func (s *Service) tryWaiting(ctx context.Context, t tenant.ID, id string, last b
 		return s.refuseWaiting(ctx, c, err)
 	}
 	cur := *c
+	e.anew = try > 1
 	if err := e.refresh(ctx, &cur); err != nil {
 		return s.refuseWaiting(ctx, c, err)
 	}
 	err = s.deps.DB.InTx(ctx, t, func(ctx context.Context, tx tenant.Tx) error {
-		return s.dispatchTx(ctx, tx, &cur, e, last)
+		return s.dispatchTx(ctx, tx, &cur, e, try >= maxPlans)
 	})
 	if err != nil && !s.committed(ctx, &cur, err) || cur.State != Dispatching {
 		return err // errLost: somebody else had it
@@ -66,8 +67,11 @@ func (s *Service) dispatchTx(ctx context.Context, tx tenant.Tx, c *Call, e *exec
 		return err
 	}
 	if why := g.changed(); why != "" {
-		if g.staleOnly() && !last {
+		switch {
+		case g.staleOnly() && !last:
 			return errReplan // a list that was announced as changed may show the same
+		case g.moves(c):
+			return errMoving // the sweep tries again, while the consent stands
 		}
 		return s.voidWaiting(ctx, tx, c.ID, why, nil)
 	}
@@ -190,7 +194,11 @@ func contextOf(t tenant.ID, subject tenant.Subject, session string) catalog.Cont
 // dispatch, takes it, and notes when. A write on a catalog that cannot be renewed
 // is not sent; a read goes on and says so.
 func (e *execution) refresh(ctx context.Context, c *Call) error {
-	rev, err := e.s.current(ctx, e.server, c, e.age(c))
+	age := e.age(c)
+	if e.anew {
+		age = 0
+	}
+	rev, err := e.s.current(ctx, e.server, c, age)
 	if err != nil {
 		return err
 	}
