@@ -121,6 +121,7 @@ const (
 // stands for all its functions.
 var sleeps = map[string]string{
 	"internal/calls/interleave_test.go":                              "lets random pauses order what many do at once; every order is right",
+	"internal/calls/input_interleave_test.go":                        "lets random pauses order what many do at once; every order is right",
 	"internal/calls TestCancel_RacesWithTheDispatch":                 "scatters cancellations over the life of a call; every order is right",
 	"internal/calls TestWait_EndingAsTheReadEnds":                    "scatters the ends of a read around the end of a wait; every order is right",
 	"internal/calls TestRequestID_FiftyAtOnceRunOnce":                "plays a server that takes a while",
