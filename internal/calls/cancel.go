@@ -93,7 +93,7 @@ func (s *Service) cancelWaiting(ctx context.Context, p tenant.Principal, c *Call
 			ended.State = Cancelled
 			s.observe(&ended)
 		})
-		return nil
+		return s.announceAs(ctx, tx, c, Cancelled, id)
 	})
 	if errors.Is(err, errLost) {
 		return false, nil

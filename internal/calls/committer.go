@@ -100,7 +100,7 @@ func (k *committer) record(t tenant.ID, group []*member) {
 	}
 }
 
-// together records the group in one round trip. A call whose request id is taken
+// together records the group in one round trip, unless somebody is to be told. A call whose request id is taken
 // is not inserted, its attempt then belongs to no call, and all of it fails.
 func (k *committer) together(ctx context.Context, t tenant.ID, group []*member) error {
 	rows := make([][]any, len(group))
@@ -110,12 +110,35 @@ func (k *committer) together(ctx context.Context, t tenant.ID, group []*member) 
 			return err
 		}
 	}
-	return k.s.deps.DB.Write(ctx, t, func(b *pgx.Batch) {
+	queue := func(b *pgx.Batch) {
 		for _, args := range rows {
 			b.Queue(insertSQL, args...)
 		}
 		queueRest(b, t, group)
+	}
+	told, err := k.s.endsWanted(ctx, t)
+	if err != nil {
+		return err
+	}
+	if !told {
+		return k.s.deps.DB.Write(ctx, t, queue)
+	}
+	return k.s.deps.DB.InTx(ctx, t, func(ctx context.Context, tx tenant.Tx) error {
+		b := &pgx.Batch{}
+		queue(b)
+		if err := tx.SendBatch(ctx, b).Close(); err != nil {
+			return err
+		}
+		return k.s.announce(ctx, tx, callsOf(group)...)
 	})
+}
+
+func callsOf(group []*member) []*Call {
+	out := make([]*Call, len(group))
+	for i, m := range group {
+		out[i] = m.call
+	}
+	return out
 }
 
 // alone records one member, or learns that its request id is taken.
@@ -130,7 +153,10 @@ func (k *committer) alone(ctx context.Context, t tenant.ID, m *member) error {
 		}
 		b := &pgx.Batch{}
 		queueRest(b, t, []*member{m})
-		return tx.SendBatch(ctx, b).Close()
+		if err := tx.SendBatch(ctx, b).Close(); err != nil {
+			return err
+		}
+		return k.s.announce(ctx, tx, m.call)
 	})
 }
 

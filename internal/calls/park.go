@@ -237,7 +237,7 @@ func (s *Service) endLockedInput(ctx context.Context, tx tenant.Tx, c *Call, end
 		s.changed(tx.Tenant(), c.ID)
 		s.observe(c)
 	})
-	return nil
+	return s.announce(ctx, tx, c)
 }
 
 // closeInput ends what is still open of a call's questions.

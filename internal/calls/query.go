@@ -229,6 +229,6 @@ func (s *Service) writeResolution(ctx context.Context, c *Call, state State, a a
 			return errLost
 		}
 		tx.AfterCommit(func() { s.changed(c.Tenant, c.ID) })
-		return nil
+		return s.announceAs(ctx, tx, c, state, id)
 	})
 }

@@ -45,7 +45,10 @@ func (s *Service) writeEnd(ctx context.Context, tx tenant.Tx, c *Call, entry aud
 	c.Receipt = entry.ID()
 	b := &pgx.Batch{}
 	entry.Queue(b)
-	return true, tx.SendBatch(ctx, b).Close()
+	if err := tx.SendBatch(ctx, b).Close(); err != nil {
+		return true, err
+	}
+	return true, s.announce(ctx, tx, c)
 }
 
 // prepareEnd makes the audit entry of a call's end, before the transaction that
@@ -150,10 +153,11 @@ func (e *execution) reopen(ctx context.Context, tx tenant.Tx, c *Call) error {
 	if err != nil || tag.RowsAffected() == 0 {
 		return err
 	}
-	if _, err := e.s.deps.Audit.Append(ctx, tx, e.s.entry(c, audit.CallReopened, e.actor, nil)); err != nil {
+	id, err := e.s.deps.Audit.Append(ctx, tx, e.s.entry(c, audit.CallReopened, e.actor, nil))
+	if err != nil {
 		return err
 	}
-	return nil
+	return e.s.announceAs(ctx, tx, c, Uncertain, id)
 }
 
 // errLost says that the call is no longer this attempt's.

@@ -72,6 +72,8 @@ type Deps struct {
 	// Follower subscribes to resources; nil offers no subscriptions.
 	Follower Follower
 	Log      *slog.Logger
+	// Announcer may be nil: then nobody is told of ends.
+	Announcer Announcer
 	// Observe is told of every call that ends; for metrics. It may be nil.
 	Observe func(c *Call)
 }

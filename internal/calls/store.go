@@ -189,7 +189,7 @@ func (s *Service) deny(ctx context.Context, tx tenant.Tx, callID string, r Reaso
 		s.changed(tx.Tenant(), callID)
 		s.observe(c)
 	})
-	return true, nil
+	return true, s.announce(ctx, tx, c)
 }
 
 // endWords says why a waiting call was denied.

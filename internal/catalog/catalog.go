@@ -24,6 +24,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/redis"
 	"github.com/bulkhead-mcp/bulkhead/internal/resource"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+	"github.com/bulkhead-mcp/bulkhead/internal/webhooks"
 )
 
 // Lister asks a server for everything it offers of one kind. The context given
@@ -79,6 +80,12 @@ type Recorder interface {
 	Append(ctx context.Context, tx tenant.Tx, e audit.Entry) (string, error)
 }
 
+// Announcer tells a tenant's own systems what happened, in the transaction in
+// which it happens. *webhooks.Service is one.
+type Announcer interface {
+	Announce(ctx context.Context, tx tenant.Tx, events ...webhooks.Event) error
+}
+
 // Cache keeps encoded revisions for all replicas. It may lose anything at any
 // time, and what it returns is checked; failures look like absence. *redis.Cache
 // is one.
@@ -120,10 +127,11 @@ type Options struct {
 	// Declared names what this build declares to servers. Lists made under other
 	// declarations are not reused.
 	Declared string
-	// Cache, Signal and Observer may be nil.
-	Cache    Cache
-	Signal   Signal
-	Observer Observer
+	// Announcer, Cache, Signal and Observer may be nil.
+	Announcer Announcer
+	Cache     Cache
+	Signal    Signal
+	Observer  Observer
 	// Now is the clock. Default: time.Now.
 	Now func() time.Time
 	// Wait bounds how long a caller of Current waits for a list before the last

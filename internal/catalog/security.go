@@ -11,6 +11,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/audit"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+	"github.com/bulkhead-mcp/bulkhead/internal/webhooks"
 )
 
 // episodeQuiet is how long nothing must be noticed for the next notice to begin an
@@ -54,7 +55,12 @@ func (s *Service) Refused(ctx context.Context, t tenant.ID, serverID string, reg
 		}
 		first = true
 		_, err = s.o.Recorder.Append(ctx, tx, audit.Entry{Kind: kind, ServerID: serverID, Actor: "system", Details: details})
-		return err
+		if err != nil || s.o.Announcer == nil {
+			return err
+		}
+		// The type of the event is the kind of the audit entry.
+		return s.o.Announcer.Announce(ctx, tx, webhooks.Event{Type: webhooks.Type(kind), Data: webhooks.SecurityData{
+			ServerID: serverID, Server: v.Name, Registration: registration}})
 	})
 	if fault.Is(err, fault.NotFound) || errors.Is(err, pgx.ErrNoRows) {
 		return false, nil // it was deleted meanwhile

@@ -11,6 +11,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/audit"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+	"github.com/bulkhead-mcp/bulkhead/internal/webhooks"
 )
 
 // made is one list on its way into the tables.
@@ -329,8 +330,11 @@ func (s *Service) recordChange(ctx context.Context, tx tenant.Tx, l *made, subje
 	if subject != nil {
 		e.Subject = *subject
 	}
-	_, err = s.o.Recorder.Append(ctx, tx, e)
-	return err
+	if _, err = s.o.Recorder.Append(ctx, tx, e); err != nil || s.o.Announcer == nil {
+		return err
+	}
+	return s.o.Announcer.Announce(ctx, tx, webhooks.Event{Type: webhooks.DefinitionChanged, Data: webhooks.DefinitionData{
+		ServerID: l.key.server, Server: l.server.Name, Kind: callKind(l.key.kind), Name: c.name, OldDigest: c.was, NewDigest: c.now, More: more}})
 }
 
 // binds reports whether something may be agreed to about a definition of this kind.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/bulkhead-mcp/bulkhead/internal/audit"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+	"github.com/bulkhead-mcp/bulkhead/internal/webhooks"
 )
 
 // State is where a consent stands. Each transition happens once.
@@ -128,11 +129,18 @@ type Recorder interface {
 	Append(ctx context.Context, tx tenant.Tx, e audit.Entry) (string, error)
 }
 
+// Announcer tells a tenant's own systems what happened, in the transaction in
+// which it happens. *webhooks.Service is one.
+type Announcer interface {
+	Announce(ctx context.Context, tx tenant.Tx, events ...webhooks.Event) error
+}
+
 // Service opens, decides, voids and spends consents.
 type Service struct {
-	db    *tenant.DB
-	rec   Recorder
-	calls Calls
+	db        *tenant.DB
+	rec       Recorder
+	calls     Calls
+	announcer Announcer
 }
 
 // NewService returns the service. Attach must be called before it is used.
@@ -145,3 +153,22 @@ func NewService(db *tenant.DB, rec Recorder) (*Service, error) {
 
 // Attach names the owner of calls, which itself needs this service.
 func (s *Service) Attach(c Calls) { s.calls = c }
+
+// AnnounceTo names who tells of consents that are requested and that end; without
+// it nobody does. It must be called before the service is used.
+func (s *Service) AnnounceTo(a Announcer) { s.announcer = a }
+
+// announce tells of a consent as it now is.
+func (s *Service) announce(ctx context.Context, tx tenant.Tx, c Consent, st State) error {
+	if s.announcer == nil {
+		return nil
+	}
+	d := webhooks.ConsentData{ConsentID: c.ID, CallID: c.CallID, SessionID: c.SessionID, ServerID: c.ServerID, Server: c.ServerName,
+		Kind: c.Kind, Name: c.Name, Effect: c.Effect, State: string(st), ArgumentsDigest: c.ArgumentsDigest,
+		DefinitionDigest: c.DefinitionDigest, ContractID: c.ContractID}
+	t := webhooks.ConsentDecided
+	if st == Pending {
+		t, d.ExpireTime = webhooks.ConsentRequested, &c.ExpireTime
+	}
+	return s.announcer.Announce(ctx, tx, webhooks.Event{Type: t, Data: d})
+}

@@ -150,7 +150,10 @@ func (s *Service) writeDecision(ctx context.Context, tx tenant.Tx, p tenant.Prin
 		ServerID: c.ServerID, Subject: c.Subject, Actor: p.Actor(), Time: time.Now(),
 		Details: details(map[string]any{"decision": st, "how": "API", "reason": reason, "byService": p.Role == tenant.RoleService,
 			"argumentsDigest": c.ArgumentsDigest, "definitionDigest": c.DefinitionDigest, "contractId": c.ContractID})})
-	return err
+	if err != nil {
+		return err
+	}
+	return s.announce(ctx, tx, c, st)
 }
 
 // end closes one locked consent without a person's decision.
@@ -171,5 +174,8 @@ func (s *Service) recordEnd(ctx context.Context, tx tenant.Tx, c Consent, st Sta
 	}
 	_, err := s.rec.Append(ctx, tx, audit.Entry{Kind: kind, SessionID: c.SessionID, CallID: c.CallID, ConsentID: c.ID,
 		ServerID: c.ServerID, Subject: c.Subject, Actor: actor, Time: time.Now(), Details: details(map[string]any{"reason": detail})})
-	return err
+	if err != nil {
+		return err
+	}
+	return s.announce(ctx, tx, c, st)
 }

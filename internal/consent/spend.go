@@ -46,6 +46,9 @@ func (s *Service) Admit(ctx context.Context, tx tenant.Tx, r Request) (Admission
 		ConsentID: id, ServerID: r.ServerID, Subject: r.Subject, Actor: r.Actor, Time: time.Now(),
 		Details: details(map[string]any{"rule": r.Rule, "effect": r.Effect, "name": r.Name, "argumentsDigest": r.ArgumentsDigest,
 			"definitionDigest": r.DefinitionDigest, "contractId": r.ContractID})})
+	if err == nil {
+		err = s.announce(ctx, tx, Consent{Binding: r.Binding, ID: id, CallID: r.CallID, Effect: r.Effect, ExpireTime: expire.UTC()}, Pending)
+	}
 	return Admission{ConsentID: id, ExpireTime: expire}, err
 }
 

@@ -22,7 +22,7 @@ const (
 )
 
 // Migrate applies the goose files of files that the database at url has not
-// seen, in order and forward only. Any number of replicas may call it at once:
+// seen, in order and forward only, and then the migrations of the job queue. Any number of replicas may call it at once:
 // a session advisory lock lets one work while the others wait. The address
 // must be that of the owner of the tables.
 func Migrate(ctx context.Context, url string, files fs.FS, log *slog.Logger) error {
@@ -58,5 +58,8 @@ func migrate(ctx context.Context, db *sql.DB, files fs.FS, log *slog.Logger) err
 			log.InfoContext(ctx, "migration applied", "version", r.Source.Version, "duration", r.Duration)
 		}
 	}
-	return fault.Wrap(err, "apply migrations")
+	if err != nil {
+		return fault.Wrap(err, "apply migrations")
+	}
+	return migrateQueue(ctx, db, log)
 }

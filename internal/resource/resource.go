@@ -29,6 +29,10 @@ const (
 	Interaction Kind = "int"
 	// Subscription is a session's wish to hear when a resource changes.
 	Subscription Kind = "sub"
+	// An event is told to endpoints by one delivery each.
+	WebhookEndpoint Kind = "whe"
+	WebhookEvent    Kind = "evt"
+	WebhookDelivery Kind = "whd"
 )
 
 // Crockford's alphabet in lower case keeps the byte order of the input, so ids

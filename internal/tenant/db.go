@@ -76,6 +76,10 @@ func (t Tx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	return t.tx.SendBatch(ctx, b)
 }
 
+// Bare returns the driver's transaction, for the job queue, whose library adds jobs
+// to a transaction of its caller and neither commits nor rolls back.
+func (t Tx) Bare() pgx.Tx { return t.tx }
+
 // Savepoint runs fn under a savepoint: its error undoes fn's statements only.
 func (t Tx) Savepoint(ctx context.Context, fn func(Tx) error) error {
 	sp, err := t.tx.Begin(ctx)
