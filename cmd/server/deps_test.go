@@ -235,6 +235,8 @@ var usesAllowed = map[string]string{
 	"internal/sessions/stdio_test.go os.Getenv":              "hands the PATH to the host that the test kills",
 	"internal/sessions/child_test.go os.Getenv":              "is that server, set up by variables",
 	"internal/sessions/child_test.go os.Environ":             "tells what a server sees of the host's environment",
+	"internal/webhooks/world_test.go os.Getenv":              "the test binary runs itself as a replica that is killed, told so by a variable",
+	"internal/webhooks/kill_test.go os.Environ":              "and hands its environment on",
 	"internal/confine/orders.go os.Exit":                     "is the main function of the processes between the host and a program",
 	"internal/sessions/child_test.go os.Exit":                "plays a server that crashes",
 	"internal/redis/redistest/redistest.go time.Sleep":       "polls for a foreign process to listen, up to a deadline",

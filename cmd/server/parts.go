@@ -22,6 +22,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
 	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+	"github.com/bulkhead-mcp/bulkhead/internal/webhooks"
 )
 
 // tenantRate is what one tenant may ask of one replica.
@@ -36,6 +37,7 @@ type parts struct {
 	audit   *audit.Log
 	tenants *tenant.Service
 	authz   *authz.Service
+	hooks   *webhooks.Service
 	catalog *catalog.Service
 	calls   *calls.Service
 	signals *signals
@@ -69,6 +71,13 @@ func build(ctx context.Context, cfg *config.Config, st *stores, log *slog.Logger
 	if err != nil {
 		return nil, err
 	}
+	out := egress.New(egress.Policy{Allow: cfg.EgressAllow, Development: cfg.Development})
+	p.hooks, err = webhooks.New(webhooks.Options{DB: st.db, Vault: vault, Recorder: p.audit, Egress: out, Queue: st.jobs, Log: log,
+		Observe: func(t tenant.ID, outcome string) { p.metrics.WebhookAttempt(t.String(), outcome) }})
+	if err != nil {
+		return nil, err
+	}
+	consents.AnnounceTo(p.hooks)
 	if p.authz, err = authz.NewService(st.db, consents, p.audit); err != nil {
 		return nil, err
 	}
@@ -77,7 +86,6 @@ func build(ctx context.Context, cfg *config.Config, st *stores, log *slog.Logger
 	p.authz.OnActivate = p.contractActivated
 
 	p.lessons = newLessons(p.metrics, log)
-	out := egress.New(egress.Policy{Allow: cfg.EgressAllow, Development: cfg.Development})
 	pool := sessions.NewPool(sessions.PoolConfig{Egress: out, Log: log, Version: version, Runtimes: runtimes(cfg),
 		Opened:  func(t tenant.ID, server string) func() { return p.metrics.ConnectionOpened(t.String(), server) },
 		Learned: p.lessons.learned, Alarm: p.lessons.alarm})
@@ -95,7 +103,8 @@ func build(ctx context.Context, cfg *config.Config, st *stores, log *slog.Logger
 	}
 	p.signals.sessions = store
 	p.calls, err = calls.NewService(ctx, calls.Deps{DB: st.db, Sessions: store, Catalog: p.catalog, Contracts: p.authz,
-		Consent: consents, Sender: pool, Audit: p.audit, Vault: vault, Signals: p.signals, Follower: pool, Log: log, Observe: p.observeCall},
+		Consent: consents, Sender: pool, Audit: p.audit, Vault: vault, Signals: p.signals, Follower: pool, Log: log,
+		Announcer: p.hooks, Observe: p.observeCall},
 		calls.Config{Name: replicaName(), Sole: st.sole})
 	if err != nil {
 		return nil, err
@@ -106,7 +115,7 @@ func build(ctx context.Context, cfg *config.Config, st *stores, log *slog.Logger
 		Limiter: api.NewTenantLimit(tenantRate, p.metrics.RateLimited), Ready: p.ready,
 		Services: api.Services{Tenants: p.tenants, Keys: keyService{p.tenants, p.signals}, Servers: servers{p.catalog, p.metrics, pool}, Offers: p.catalog,
 			Contracts: p.authz, ActiveContracts: p.authz, Sessions: store, Connections: pool, Calls: p.calls, Subscriptions: p.calls,
-			Consents: consents, Audit: p.audit}})
+			Consents: consents, Audit: p.audit, WebhookEndpoints: p.hooks, WebhookDeliveries: p.hooks}})
 	return p, err
 }
 
@@ -127,7 +136,7 @@ const activatedTime = 10 * time.Second
 
 func (p *parts) buildCatalog(consents *consent.Service, out *egress.Client, pool *sessions.Pool, stack *closers) (err error) {
 	p.catalog, err = catalog.New(catalog.Options{DB: p.stores.db, Lister: lister{pool, p.authz}, Voider: consents, Recorder: p.audit,
-		CheckURL: out.CheckURL, Runtimes: slices.Sorted(maps.Keys(p.cfg.Runtimes)), Cache: redis.NewCache(p.stores.redis),
+		Announcer: p.hooks, CheckURL: out.CheckURL, Runtimes: slices.Sorted(maps.Keys(p.cfg.Runtimes)), Cache: redis.NewCache(p.stores.redis),
 		Signal: p.signals.signal, Observer: observer{p.metrics}})
 	if err != nil {
 		return err

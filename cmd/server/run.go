@@ -70,6 +70,9 @@ func run(ctx context.Context, cfg *config.Config, stdout, stderr io.Writer) (err
 
 // serve runs the listeners and the loops until ctx ends or one of them fails.
 func serve(ctx context.Context, cfg *config.Config, p *parts, api, metrics net.Listener, log *slog.Logger, stdout io.Writer) error {
+	if err := p.hooks.Start(ctx); err != nil {
+		return err
+	}
 	// Loops outlive the listeners: the calls that drain need heartbeat and sealer.
 	loops, stopLoops := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopLoops()
@@ -99,7 +102,8 @@ func serve(ctx context.Context, cfg *config.Config, p *parts, api, metrics net.L
 
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.GracePeriod)
 	defer cancel()
-	err = errors.Join(err, p.calls.Stop(grace))
+	// Calls that end now are announced; other replicas deliver what this one leaves.
+	err = errors.Join(err, p.calls.Stop(grace), p.hooks.Stop(grace))
 	stopLoops()
 	err = errors.Join(err, background.Wait())
 	log.InfoContext(ctx, "stopped")

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"log/slog"
 
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+
 	"github.com/bulkhead-mcp/bulkhead/internal/config"
 	"github.com/bulkhead-mcp/bulkhead/internal/postgres"
 	"github.com/bulkhead-mcp/bulkhead/internal/postgres/embedded"
@@ -15,7 +17,9 @@ import (
 
 // stores are what everything else stands on.
 type stores struct {
-	db     *tenant.DB
+	db *tenant.DB
+	// jobs is the job queue's way to the database.
+	jobs   *riverpgxv5.Driver
 	redis  *redis.Client
 	ring   *seal.Ring
 	signer *seal.Signer
@@ -83,6 +87,13 @@ func (s *stores) openDatabase(ctx context.Context, url string, stack *closers) e
 	if err := errors.Join(postgres.Check(ctx, app), postgres.Check(ctx, system)); err != nil {
 		return err
 	}
+	// The queue keeps a connection for what it is told, and one for leading.
+	jobs, err := postgres.Open(ctx, url, tenant.SystemRole, postgres.Options{ApplicationName: "bulkhead-jobs", MaxConns: 6})
+	if err != nil {
+		return err
+	}
+	stack.push(func(context.Context) error { jobs.Close(); return nil })
+	s.jobs = riverpgxv5.New(jobs)
 	s.db, err = tenant.NewDB(app, system)
 	return err
 }

@@ -90,6 +90,16 @@ var rules = map[string]rule{
 	pb.ConsentService_GetConsent_FullMethodName:    {roles: deciders, own: true},
 	pb.ConsentService_DecideConsent_FullMethodName: {roles: deciders, own: true, decides: true},
 
+	pb.WebhookService_CreateWebhookEndpoint_FullMethodName: {roles: admins},
+	pb.WebhookService_ListWebhookEndpoints_FullMethodName:  {roles: admins},
+	pb.WebhookService_GetWebhookEndpoint_FullMethodName:    {roles: admins},
+	pb.WebhookService_UpdateWebhookEndpoint_FullMethodName: {roles: admins},
+	pb.WebhookService_DeleteWebhookEndpoint_FullMethodName: {roles: admins},
+	pb.WebhookService_RotateWebhookSecret_FullMethodName:   {roles: admins},
+	pb.WebhookService_TestWebhookEndpoint_FullMethodName:   {roles: admins},
+	pb.WebhookService_ListWebhookDeliveries_FullMethodName: {roles: admins},
+	pb.WebhookService_RedeliverWebhook_FullMethodName:      {roles: admins},
+
 	pb.AuditService_ListAuditEntries_FullMethodName:   {roles: auditors},
 	pb.AuditService_VerifyAuditEntries_FullMethodName: {roles: auditors, limit: verifyLimit},
 }

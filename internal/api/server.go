@@ -133,6 +133,8 @@ func (s *Server) handler(v1 http.Handler, limit int, within time.Duration) http.
 			plain(w, r, []byte(`{"status":"ok"}`))
 		case path == "/readyz":
 			s.serveReady(w, r)
+		case strings.HasPrefix(path, schemaPath):
+			s.serveSchema(w, r)
 		case path == "/openapi.json":
 			plain(w, r, openapi.OpenAPI)
 		default:

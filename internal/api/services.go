@@ -27,6 +27,9 @@ type Services struct {
 	Subscriptions   Subscriptions
 	Consents        Consents
 	Audit           Audit
+
+	WebhookEndpoints  WebhookEndpoints
+	WebhookDeliveries WebhookDeliveries
 }
 
 func (s Services) check() error {
@@ -37,6 +40,7 @@ func (s Services) check() error {
 		{"Tenants", s.Tenants != nil}, {"Keys", s.Keys != nil}, {"Servers", s.Servers != nil}, {"Offers", s.Offers != nil},
 		{"Contracts", s.Contracts != nil}, {"ActiveContracts", s.ActiveContracts != nil}, {"Sessions", s.Sessions != nil},
 		{"Connections", s.Connections != nil}, {"Calls", s.Calls != nil}, {"Subscriptions", s.Subscriptions != nil}, {"Consents", s.Consents != nil}, {"Audit", s.Audit != nil},
+		{"WebhookEndpoints", s.WebhookEndpoints != nil}, {"WebhookDeliveries", s.WebhookDeliveries != nil},
 	} {
 		if !part.given {
 			return fmt.Errorf("api: %s is needed", part.name)
@@ -61,6 +65,7 @@ func (s Services) register(r grpc.ServiceRegistrar, gateway *runtime.ServeMux, c
 	pb.RegisterCallServiceServer(r, &callService{calls: s.Calls})
 	pb.RegisterConsentServiceServer(r, &consentService{consents: s.Consents})
 	pb.RegisterAuditServiceServer(r, &auditService{audit: s.Audit})
+	pb.RegisterWebhookServiceServer(r, &webhookService{endpoints: s.WebhookEndpoints, deliveries: s.WebhookDeliveries})
 	ctx := context.Background()
 	return errors.Join(
 		pb.RegisterTenantServiceHandlerClient(ctx, gateway, pb.NewTenantServiceClient(conn)),
@@ -72,5 +77,6 @@ func (s Services) register(r grpc.ServiceRegistrar, gateway *runtime.ServeMux, c
 		pb.RegisterCallServiceHandlerClient(ctx, gateway, pb.NewCallServiceClient(conn)),
 		pb.RegisterConsentServiceHandlerClient(ctx, gateway, pb.NewConsentServiceClient(conn)),
 		pb.RegisterAuditServiceHandlerClient(ctx, gateway, pb.NewAuditServiceClient(conn)),
+		pb.RegisterWebhookServiceHandlerClient(ctx, gateway, pb.NewWebhookServiceClient(conn)),
 	)
 }

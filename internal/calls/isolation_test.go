@@ -114,8 +114,9 @@ var isolationCases = map[string]func(x *stranger){
 	"calls.Drain":           nil, // touches no row
 	"calls.Stop":            nil, // touches the replica's row only
 
-	"consent.Attach": nil, // touches no row
-	"consent.Expire": nil, // crosses tenants on purpose, each consent in its tenant
+	"consent.Attach":     nil, // touches no row
+	"consent.AnnounceTo": nil, // touches no row
+	"consent.Expire":     nil, // crosses tenants on purpose, each consent in its tenant
 	"consent.Get": func(x *stranger) {
 		for _, p := range x.principals() {
 			_, err := x.consents.Get(x.ctx, p, x.waiting.ConsentID)

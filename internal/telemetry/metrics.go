@@ -31,6 +31,7 @@ type Metrics struct {
 	refreshes     *prometheus.CounterVec
 	connections   *prometheus.GaugeVec
 	security      *prometheus.CounterVec
+	webhooks      *prometheus.CounterVec
 	redisUp       prometheus.Gauge
 	limitedByRate *prometheus.CounterVec
 }
@@ -59,10 +60,11 @@ func NewMetrics() *Metrics {
 	m.connections = gauge("connections", "Open connections to servers.", "tenant", "server")
 	m.security = counter("security_events_total", "What a security team wants to see of a server, by event.", "tenant", "server", "event")
 	m.limitedByRate = counter("rate_limited_total", "Requests refused by a rate limit.", "tenant")
+	m.webhooks = counter("webhook_attempts_total", "Attempts to deliver a webhook, by tenant and outcome.", "tenant", "outcome")
 	m.redisUp = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "bulkhead", Name: "redis_up", Help: "1 while Redis answers."})
 	m.registry.MustRegister(
 		m.requests, m.requestTime, m.calls, m.callTime, m.refreshes, m.connections, m.security,
-		m.limitedByRate, m.redisUp,
+		m.limitedByRate, m.webhooks, m.redisUp,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -149,6 +151,12 @@ func (m *Metrics) SecurityEvent(tenant, server, event string) {
 // RateLimited counts a request refused by a rate limit.
 func (m *Metrics) RateLimited(tenant string) {
 	m.limitedByRate.WithLabelValues(m.bounds.tenant(tenant)).Inc()
+}
+
+// WebhookAttempt counts an attempt to deliver a webhook: "delivered", "failed" when
+// it is tried again, or "given_up".
+func (m *Metrics) WebhookAttempt(tenant, outcome string) {
+	m.webhooks.WithLabelValues(m.bounds.tenant(tenant), m.bounds.word(outcome)).Inc()
 }
 
 // RedisUp records whether Redis answers.

@@ -14,10 +14,6 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
-const childVariable = "BULKHEAD_TEST_WEBHOOKS_CHILD"
-
-func child() int { return 0 }
-
 func TestDeliver_OnlyWhatWasCommittedAndWanted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -79,7 +75,9 @@ func many(t *testing.T, total int) {
 		}
 		w.announce(w.admin, events...)
 	}
-	w.until("every delivery", func() bool { return w.count(`SELECT count(*) FROM webhook_deliveries WHERE state = 'DELIVERED'`) == total })
+	w.until("every delivery", func() bool {
+		return w.count(`SELECT count(*) FROM webhook_deliveries WHERE state = 'DELIVERED'`) == total
+	})
 	seen := map[string]bool{}
 	for _, m := range v.messages() {
 		for _, part := range strings.Split(string(m.body), `"`) {
@@ -101,7 +99,7 @@ func many(t *testing.T, total int) {
 
 func TestDeliver_GivesUpAndSaysSo(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, func(o *Options) { o.Retry.GiveUp = 300 * time.Millisecond })
+	w := newWorld(t, func(o *Options) { o.Retry.GiveUp = 1500 * time.Millisecond })
 	v := newReceiver(t, func(_ int, out http.ResponseWriter, _ *http.Request) { out.WriteHeader(http.StatusBadGateway) })
 	e := w.endpoint(w.admin, v.URL, "call.finished")
 	w.start(w.svc)

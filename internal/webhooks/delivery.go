@@ -164,4 +164,3 @@ func (s *Service) sendTo(ctx context.Context, p tenant.Principal, endpointID str
 	})
 	return d, err
 }
-

@@ -375,4 +375,3 @@ const (
 	reasonFailing = "FAILING"
 	reasonAdmin   = "ADMIN"
 )
-
