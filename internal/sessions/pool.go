@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -374,11 +375,17 @@ func publicText(err error) string {
 	return "internal error"
 }
 
+// firstID is the least id of a request; all ids have as many digits.
+const firstID = 1_000_000_000
+
 // begin makes the connection of a slot, still without a wire, so that it can be
 // told about from its first moment.
 func (p *Pool) begin(s *slot, k Key, t Target) *conn {
 	now := time.Now()
 	c := &conn{id: resource.NewID(resource.Connection), pool: p, key: k, target: t, opened: now, lastUsed: now, turn: make(chan struct{}, 1), gone: make(chan struct{})}
+	// A request that is repeated with answers must have another id, whichever replica
+	// and process sends it: no two connections count from the same number.
+	c.nextID.Store(firstID + rand.Int64N(8*firstID))
 	c.enter(StateIdentified)
 	p.mu.Lock()
 	defer p.mu.Unlock()

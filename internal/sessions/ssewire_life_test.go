@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -82,7 +83,14 @@ func TestSSE_RealServerAsks(t *testing.T) {
 func TestSSE_AnswerBeforeTheRequest(t *testing.T) {
 	t.Parallel()
 	s := mcptest.NewSSE(t, "2024-11-05")
-	early := &earlyAnswer{push: func() { s.Push(strings.ReplaceAll(mcptest.ResultEvent(okResult), "$ID", "3")) }}
+	next := func() string { // ids are counted
+		var n int64
+		if err := json.Unmarshal(s.Seen("tools/call")[0].ID, &n); err != nil {
+			t.Error(err)
+		}
+		return strconv.FormatInt(n+1, 10)
+	}
+	early := &earlyAnswer{push: func() { s.Push(strings.ReplaceAll(mcptest.ResultEvent(okResult), "$ID", next())) }}
 	p := newPool(t, func(c *PoolConfig) { c.Credentials = early })
 	k := keyOf(t, "a")
 	resp, err := p.Do(t.Context(), k, sseTarget(s.URL), echo())

@@ -271,7 +271,7 @@ func TestSSE_Faults(t *testing.T) {
 			expect(t, resp, err, c.reason, c.layer, c.phase)
 			if c.reason == "TIMEOUT" {
 				s.Wait(t, "notifications/cancelled", 1)
-				if got := s.Seen("notifications/cancelled")[0]; !strings.Contains(string(got.Params), `"requestId":3,`) {
+				if got := s.Seen("notifications/cancelled")[0]; !strings.Contains(string(got.Params), `"requestId":`+string(s.Seen("tools/call")[1].ID)+`,`) {
 					t.Errorf("%s", got.Body)
 				}
 			}

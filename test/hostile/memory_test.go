@@ -30,7 +30,7 @@ func large(n int, headers, begin, end string) script {
 func TestMemory_OfALargeResult(t *testing.T) {
 	const size = 10 << 20
 	const begin, end = `{"jsonrpc":"2.0","id":$ID,"result":{"content":[{"type":"text","text":"`, `"}]}}`
-	whole := len(begin) + size + len(end) - len("$ID") + 1 // the third request has an id of one digit
+	whole := len(begin) + size + len(end) - len("$ID") + 10 // ids have ten digits
 	for name, f := range map[string]script{
 		"JSON of known length":   large(size, jsonType+fmt.Sprintf("Content-Length: %d\r\n", whole), begin, end),
 		"JSON of unknown length": large(size, jsonType, begin, end),
