@@ -167,9 +167,9 @@ func TestPool_IdleLifetimeAndNothingLeft(t *testing.T) {
 		resp, err := p.Do(t.Context(), keyOf(t, fmt.Sprint(i)), target, echo())
 		succeed(t, resp, err)
 	}
-	s.CloseIdle()
-	eventually(t, "idle connections have no goroutines", func() bool { return runtime.NumGoroutine() <= before+4 })
 	s.Wait(t, "DELETE", 50)
+	s.CloseIdle() // before that it would cut what ends a session
+	eventually(t, "idle connections have no goroutines", func() bool { return runtime.NumGoroutine() <= before+4 })
 	p.mu.Lock()
 	if len(p.slots) != 0 || len(p.tenants) != 0 {
 		t.Errorf("%d slots, %d tenants are left", len(p.slots), len(p.tenants))
