@@ -244,8 +244,8 @@ type servers struct {
 	pool    *sessions.Pool
 }
 
-// UpdateServer implements api.Servers: connections of an earlier registration end.
-// Those of other replicas end when they idle; nothing uses them any more.
+// UpdateServer implements api.Servers: connections of an earlier registration end,
+// here at once, at other replicas as soon as they hear or look.
 func (s servers) UpdateServer(ctx context.Context, p tenant.Principal, idOrName string, up catalog.ServerUpdate) (catalog.Server, error) {
 	v, err := s.Service.UpdateServer(ctx, p, idOrName, up)
 	if err == nil {

@@ -143,6 +143,7 @@ func (p *parts) buildCatalog(consents *consent.Service, out *egress.Client, pool
 	}
 	stack.push(func(context.Context) error { p.catalog.Close(); return nil })
 	p.signals.catalog, p.signals.pool = p.catalog, pool
+	p.signals.registered = newRegistrations(p.catalog, pool, p.log)
 	p.lessons.catalog = p.catalog
 	p.changes = newChangeQueue(p.catalog, consents, p.log)
 	pool.OnChange(p.changes.heard)

@@ -80,6 +80,7 @@ func serve(ctx context.Context, cfg *config.Config, p *parts, api, metrics net.L
 	background.Go(func() error { return p.calls.Run(loops) })
 	background.Go(func() error { return p.audit.Run(loops) })
 	background.Go(func() error { return p.signals.run(loops) })
+	background.Go(func() error { return p.signals.registered.run(loops) })
 	background.Go(func() error { return p.changes.run(loops) })
 	background.Go(func() error { return p.lessons.run(loops) })
 

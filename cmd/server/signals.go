@@ -38,6 +38,8 @@ type signals struct {
 	sessions  *sessions.Store
 	pool      *sessions.Pool
 	tenants   *tenant.Service
+	// registered looks after connections whose registration may be over.
+	registered *registrations
 }
 
 func (s *signals) send(ctx context.Context, k redis.Kind, t tenant.ID, id string) {
@@ -70,6 +72,7 @@ func (s *signals) run(ctx context.Context) error {
 
 func (s *signals) heard(e redis.Event) {
 	s.catalog.Heard(e)
+	s.registered.heard(e)
 	if e.Kind == signalKey {
 		s.tenants.ForgetKey(e.ID)
 		return

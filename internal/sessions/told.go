@@ -2,9 +2,11 @@ package sessions
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
@@ -93,12 +95,44 @@ func (p *Pool) matching(match func(Key) bool) []*conn {
 	return out
 }
 
-// CloseKey ends the connections whose keys match, each when its last request in
-// flight has ended. A connection that is still opening is not affected.
+// Registrations returns a key of each registration that a connection or a
+// subscription is held for. It has no members but Tenant, Server and Registration.
+func (p *Pool) Registrations() []Key {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	found := map[Key]bool{}
+	for k := range p.slots {
+		found[Key{Tenant: k.Tenant, Server: k.Server, Registration: k.Registration}] = true
+	}
+	for k := range p.subs {
+		found[Key{Tenant: k.Tenant, Server: k.Server, Registration: k.Registration}] = true
+	}
+	return slices.Collect(maps.Keys(found))
+}
+
+// CloseKey ends the subscriptions and connections whose keys match, each connection
+// when its last request in flight has ended. One that is still opening is not
+// affected.
 func (p *Pool) CloseKey(match func(Key) bool) {
+	for _, s := range p.subscribers(match) {
+		for _, uri := range s.all(anyWant) {
+			s.settle(uri, failure(fault.Canceled, fault.Host, "UNSUBSCRIBED", "the subscription was ended"))
+		}
+	}
 	for _, c := range p.matching(match) {
 		p.drop(c, "closed", false)
 	}
+}
+
+func (p *Pool) subscribers(match func(Key) bool) (out []*subscriber) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k, s := range p.subs {
+		if match(k) {
+			out = append(out, s)
+		}
+	}
+	return out
 }
 
 // Shutdown ends all connections and waits until nothing is left of them: no
