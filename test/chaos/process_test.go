@@ -139,6 +139,9 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
+// glance is the time between two looks of something that waits in a select.
+func glance() <-chan time.Time { return time.After(20 * time.Millisecond) }
+
 func tail(s string) string {
 	const most = 6000
 	if len(s) > most {

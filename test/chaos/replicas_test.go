@@ -1,10 +1,13 @@
 package chaos
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/mcptest"
 )
 
 // pair is two servers on one PostgreSQL and one Redis, and a user's session seen
@@ -53,6 +56,8 @@ var flows = []struct {
 	{"session closed at the other server", sessionClosedElsewhere},
 	{"contract activated at the other server", contractElsewhere},
 	{"key revoked at the other server", keyRevokedElsewhere},
+	{"question answered at the other server", questionElsewhere},
+	{"registration changed at the other server", registrationElsewhere},
 }
 
 // TestTwoServers goes through all flows with Redis, with Redis gone, and with
@@ -247,4 +252,60 @@ func keyRevokedElsewhere(t *testing.T, p *pair, round string) {
 	if n := p.cal.arrivals(draft); n != before {
 		t.Errorf("%s: a write of a revoked key was sent", round)
 	}
+}
+
+// registrationElsewhere changes, suspends and deletes at A what both are connected
+// to. The sessions that they have at the MCP server end, B's as A's, although
+// nobody uses them again; what B is connected to anew stays.
+func registrationElsewhere(t *testing.T, p *pair, round string) {
+	name := "moving-" + strings.ReplaceAll(round, " ", "-")
+	first := p.startAsker(p.a, name, mcptest.Legacy)
+	use := func(s *asker) {
+		t.Helper()
+		begun := s.Count("initialize")
+		u := p.open(p.a, "alice")
+		for _, u := range []user{u, u.at(p.b)} {
+			// Without a signal a server may remember the registration for 5 s.
+			eventually(t, round+": a call under the new registration", func() bool {
+				c, err := u.propose(proposal{server: name, tool: "look", args: obj{"how": "plainly"}, wait: time.Minute})
+				return err == nil && c.State == "SUCCEEDED"
+			})
+		}
+		if n := s.Count("initialize"); n < begun+1 {
+			t.Fatalf("%s: no session at the server but the %d before", round, begun)
+		}
+	}
+	ended := func(s *asker, why string) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("%s: all sessions to end when the server is %s", round, why), func() bool {
+			return s.Count("DELETE") == s.Count("initialize")
+		})
+	}
+	use(first)
+	moved := p.newAsker(mcptest.Legacy)
+	p.must(p.a.as(p.admin).do("PATCH", "/v1/servers/"+name, obj{"http": obj{"url": moved.URL}}, nil))
+	ended(first, "moved")
+
+	p.contract(p.a, name, mcptest.Legacy, moved)
+	use(moved)
+	p.suspend(true)
+	ended(moved, "of a suspended tenant")
+	p.suspend(false)
+	eventually(t, round+": the tenant to be let in", func() bool {
+		return p.a.as(p.admin).get("/v1/servers/"+name, nil) == nil && p.b.as(p.admin).get("/v1/servers/"+name, nil) == nil
+	})
+
+	use(moved)
+	p.must(p.a.as(p.admin).do("DELETE", "/v1/servers/"+name, nil, nil))
+	ended(moved, "deleted")
+	first.Close()
+	moved.Close()
+}
+
+// suspend suspends the tenant, or lets it go on.
+func (w *world) suspend(yes bool) {
+	w.t.Helper()
+	state := map[bool]string{true: "SUSPENDED", false: "ACTIVE"}[yes]
+	_, err := w.owner.Exec(context.Background(), `UPDATE tenants SET state = $1 WHERE tenant_id = $2`, state, w.tenant)
+	w.must(err)
 }
