@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -220,13 +221,36 @@ func again(n int, change func(*sessions.Request)) func(context.Context, *rig, *s
 
 // orBroken makes calls of which each may find its connection broken, when the news
 // of it comes while the request goes out; none gets another's answer.
-func orBroken(ctx context.Context, r *rig, _ *server) string {
-	for range 5 {
-		if got := r.call(ctx, nil); got != "ok" && got != "TRANSPORT SERVER_UNREACHABLE, maybe sent" {
-			return got
+func orBroken(ctx context.Context, r *rig, s *server) string { return among(1)(ctx, r, s) }
+
+// among makes calls of some users in turn, each of which may end so, too.
+func among(users int, also ...string) func(context.Context, *rig, *server) string {
+	also = append(also, "ok", "TRANSPORT SERVER_UNREACHABLE, maybe sent")
+	return func(ctx context.Context, r *rig, _ *server) string {
+		own := r.key
+		defer func() { r.key = own }()
+		for i := range 6 {
+			r.key = own
+			if i%users > 0 {
+				r.key.Subject.Value += fmt.Sprint(i % users)
+			}
+			if got := r.call(ctx, nil); !slices.Contains(also, got) {
+				return got
+			}
 		}
+		return "ok"
 	}
-	return "ok"
+}
+
+// behind writes an answer and, on its heels, another one that nobody asked for.
+func behind(p *peer, ahead int) {
+	var id int
+	fmt.Sscan(p.id, &id) //nolint:errcheck // 0 is as wrong
+	first := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":{}}`, id)
+	second := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"error":{"code":666,"message":"smuggled"}}`, id+ahead)
+	p.write(fmt.Sprintf("HTTP/1.1 200 OK\r\n%sContent-Length: %d\r\n\r\n%sHTTP/1.1 200 OK\r\n%sContent-Length: %d\r\n\r\n%s",
+		jsonType, len(first), first, jsonType, len(second), second))
+	p.keep = true
 }
 
 // connections are connections that go wrong below the message.
@@ -278,16 +302,14 @@ func connections() []misbehaviour {
 			p.forever("HTTP/1.1 103 Early Hints\r\nLink: " + strings.Repeat("x", 30_000) + "\r\n\r\n")
 		}), want: broke},
 		{name: "switching protocols", scripts: onCall(raw("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n" + strings.Repeat("x", 1000))), want: "SERVER SERVER_REFUSED, maybe sent"},
-		{name: "a second answer behind the first", scripts: onCall(func(p *peer) {
-			// The second is meant for the request that follows, which has the next id.
-			var id int
-			fmt.Sscan(p.id, &id) //nolint:errcheck // 0 is as wrong
-			first := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":{}}`, id)
-			second := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"error":{"code":666,"message":"smuggled"}}`, id+1)
-			p.write(fmt.Sprintf("HTTP/1.1 200 OK\r\n%sContent-Length: %d\r\n\r\n%sHTTP/1.1 200 OK\r\n%sContent-Length: %d\r\n\r\n%s",
-				jsonType, len(first), first, jsonType, len(second), second))
-			p.keep = true
-		}), do: orBroken, want: "ok", requests: 24},
+		// The second is meant for the request that follows. If that goes out before the
+		// connection is seen to be spoilt, the server has answered it, only early.
+		{name: "a second answer behind the first", scripts: onCall(func(p *peer) { behind(p, 1) }),
+			do: among(1, "error 666", "PROTOCOL NO_ANSWER, maybe sent"), want: "ok", requests: 28},
+		// Those who share a connection count their requests apart: what is meant for one
+		// is no answer for another who is as far.
+		{name: "a second answer for another user", scripts: onCall(func(p *peer) { behind(p, 0) }),
+			do: among(2, "PROTOCOL NO_ANSWER, maybe sent"), want: "ok", requests: 28},
 		{name: "answers on a connection that it then breaks", scripts: onCall(func(p *peer) {
 			p.full(200, jsonType, `{"jsonrpc":"2.0","id":$ID,"result":{}}`)
 			p.keep = false
