@@ -6,6 +6,7 @@
 #   generate   proto/gen from the protos
 #   fuzz       every fuzz target for FUZZTIME (default 10s)
 #   fuzz-long  those that read what servers send, for FUZZTIME_LONG each (10m)
+#   webhooks   10,000 webhooks to an endpoint that fails, over the kill of a replica
 #   soak       64 callers for SOAK (default 1m)
 #   bench      measurements as JSON; BENCH takes its flags, as in BENCH='-rounds 1'
 #   check      all that CI asks for: lint, generated code fresh, vulnerabilities,
@@ -15,7 +16,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: build test lint generate fuzz fuzz-long soak bench check format vet staticcheck protos fresh vuln race clean-tree
+.PHONY: build test lint generate fuzz fuzz-long webhooks soak bench check format vet staticcheck protos fresh vuln race clean-tree
 
 # Packages to test, and what to add to the report (see deploy/testreport).
 PACKAGES ?= ./...
@@ -84,6 +85,9 @@ fuzz:
 
 fuzz-long:
 	@deploy/fuzz.sh $(FUZZTIME_LONG) internal/sessions internal/elicitation
+
+webhooks:
+	go test -count=1 -v -timeout 30m -run '^TestDeliver_ManyToOneThatFailsOften$$' ./internal/webhooks -deliveries 10000
 
 soak:
 	go test -count=1 -v -timeout 30m -run '^TestSoak$$' ./cmd/server -duration $(SOAK)

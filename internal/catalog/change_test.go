@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/audit"
+	"github.com/bulkhead-mcp/bulkhead/internal/webhooks"
 )
 
 func TestFO099_ChangedDefinitionVoidsWhatWasAgreed(t *testing.T) {
@@ -52,6 +53,10 @@ func TestFO099_ChangedDefinitionVoidsWhatWasAgreed(t *testing.T) {
 	}
 	if len(details) != 2 || !strings.Contains(details[1], old.Digest) || !strings.Contains(details[1], now.Digest) {
 		t.Errorf("audit %v", details)
+	}
+	if got := w.told.take(); len(got) != 2 || got[1].Type != webhooks.DefinitionChanged || got[1].Data != (webhooks.DefinitionData{
+		ServerID: v.ID, Server: "mail", Kind: "TOOL", Name: "send_email", OldDigest: old.Digest, NewDigest: now.Digest}) {
+		t.Errorf("told %+v", got)
 	}
 	// The same list again changes nothing, nor does a quarantined twin elsewhere.
 	w.later(time.Hour)
@@ -316,5 +321,8 @@ func TestSwap_ManyChangesAreAllVoidedAndSummedUp(t *testing.T) {
 	}
 	if got := w.rows(`SELECT kind FROM audit_entries WHERE kind = 'definition.changed'`); len(got) != maxChangeEntries+1 {
 		t.Errorf("%d entries", len(got))
+	}
+	if got := w.told.take(); len(got) != maxChangeEntries+1 || got[maxChangeEntries].Data.(webhooks.DefinitionData).More != 50 {
+		t.Errorf("%d are told", len(got))
 	}
 }

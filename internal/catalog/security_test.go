@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+	"github.com/bulkhead-mcp/bulkhead/internal/webhooks"
 )
 
 // An episode has one audit entry, whoever notices it and how often; another
@@ -44,6 +45,10 @@ func TestRefused_RecordsAnEpisodeOnce(t *testing.T) {
 	wg.Wait()
 	if got := entries(); began != 1 || !slices.Equal(got, []string{"security.downgrade_refused"}) {
 		t.Fatalf("%d began, %v", began, got)
+	}
+	if got := w.told.take(); len(got) != 1 || got[0].Type != webhooks.SecurityDowngradeRefused ||
+		got[0].Data != (webhooks.SecurityData{ServerID: v.ID, Server: "calendar", Registration: 1}) {
+		t.Errorf("told %+v", got)
 	}
 	if !refused(w.two, p.Tenant, 0, "origin_refused") || refused(w.one, p.Tenant, 1, "origin_refused") {
 		t.Error("the present registration is not the one of 0")

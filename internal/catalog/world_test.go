@@ -22,6 +22,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/redis/redistest"
 	"github.com/bulkhead-mcp/bulkhead/internal/seal"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
+	"github.com/bulkhead-mcp/bulkhead/internal/webhooks"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(pgtest.Wrap(m)) }
@@ -122,6 +123,28 @@ func (c *clock) Now() time.Time {
 	return c.now
 }
 
+// told keeps what is announced.
+type told struct {
+	mu     sync.Mutex
+	events []webhooks.Event
+}
+
+// Announce implements Announcer.
+func (a *told) Announce(_ context.Context, _ tenant.Tx, events ...webhooks.Event) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.events = append(a.events, events...)
+	return nil
+}
+
+func (a *told) take() []webhooks.Event {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := a.events
+	a.events = nil
+	return out
+}
+
 type world struct {
 	t      *testing.T
 	db     *tenant.DB
@@ -131,6 +154,7 @@ type world struct {
 	clock  *clock
 	lister *script
 	voids  *voids
+	told   *told
 	redis  *redistest.Server
 	one    *Service // a replica
 	two    *Service // another
@@ -161,6 +185,7 @@ func newWorld(t *testing.T) *world {
 	}
 	w.redis = redistest.New(t)
 	w.lister.says(listing(tool("a", okSchema)), nil)
+	w.told = &told{}
 	w.one, w.two = w.replica(), w.replica()
 	return w
 }
@@ -169,7 +194,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) replica() *Service {
 	w.t.Helper()
 	client := w.redis.Client(w.t)
-	s, err := New(Options{DB: w.db, Lister: w.lister, Voider: w.voids, Recorder: w.log,
+	s, err := New(Options{DB: w.db, Lister: w.lister, Voider: w.voids, Recorder: w.log, Announcer: w.told,
 		CheckURL: egress.New(egress.Policy{Development: true}).CheckURL, Runtimes: []string{"filesystem"},
 		Cache: redis.NewCache(client), Signal: redis.NewSignal(client), Now: w.clock.Now,
 		Wait: 20 * time.Second, ListTimeout: 20 * time.Second})

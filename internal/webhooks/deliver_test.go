@@ -3,6 +3,7 @@ package webhooks
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net/http"
 	"strings"
@@ -52,22 +53,20 @@ func TestDeliver_OnlyWhatWasCommittedAndWanted(t *testing.T) {
 	}
 }
 
-func TestDeliver_ThousandToOneThatFailsOftenAreAllDelivered(t *testing.T) {
-	t.Parallel()
-	many(t, 1000)
-}
+var total = flag.Int("deliveries", 1000, "how many are made while a replica is killed")
 
-func many(t *testing.T, total int) {
-	w := newWorld(t)
+// Every event reaches an endpoint that fails three times of ten, although a
+// replica is killed in the middle.
+func TestDeliver_ManyToOneThatFailsOften(t *testing.T) {
+	t.Parallel()
+	w, total := newWorld(t), *total
 	v := newReceiver(t, func(n int, out http.ResponseWriter, _ *http.Request) {
 		if n%10 < 3 {
 			out.WriteHeader(http.StatusInternalServerError)
 		}
 	})
 	e := w.endpoint(w.admin, v.URL, "call.finished")
-	w.start(w.svc)
-	second := w.service()
-	w.start(second)
+	dying := w.startChild()
 	for i := 0; i < total; i += 50 {
 		var events []Event
 		for k := range 50 {
@@ -75,9 +74,16 @@ func many(t *testing.T, total int) {
 		}
 		w.announce(w.admin, events...)
 	}
-	w.until("every delivery", func() bool {
-		return w.count(`SELECT count(*) FROM webhook_deliveries WHERE state = 'DELIVERED'`) == total
-	})
+	delivered := func() int { return w.count(`SELECT count(*) FROM webhook_deliveries WHERE state = 'DELIVERED'`) }
+	w.until("a third of them", func() bool { return delivered() >= total/3 })
+	w.kill(dying)
+	left := total - delivered()
+	w.start(w.svc)
+	w.start(w.service())
+	w.until("every delivery", func() bool { return delivered() == total })
+	if left == 0 {
+		t.Error("nothing was left when the replica was killed")
+	}
 	seen := map[string]bool{}
 	for _, m := range v.messages() {
 		for _, part := range strings.Split(string(m.body), `"`) {

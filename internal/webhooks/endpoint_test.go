@@ -6,10 +6,12 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -147,6 +149,61 @@ func TestSecret_SignaturesHoldBeforeAnotherImplementation(t *testing.T) {
 	details, _ := json.Marshal(w.audit.events)
 	if strings.Contains(string(details), "whsec_") {
 		t.Error("a secret was recorded")
+	}
+}
+
+// The ways to check a signature that the page shows do so.
+func TestDocs_ShowHowToCheckASignature(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/webhooks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := func(lang, has string) string {
+		for _, part := range strings.Split(string(page), "```"+lang+"\n")[1:] {
+			if text, _, _ := strings.Cut(part, "```"); strings.Contains(text, has) {
+				return text
+			}
+		}
+		t.Fatalf("no block of %s with %s", lang, has)
+		return ""
+	}
+	raw, secret := mintSecret()
+	_, other := mintSecret()
+	at, body := time.Now(), []byte(`{"type":"webhook.test"}`)
+	signature := signatures([][]byte{make([]byte, 32), raw}, "evt_1", at, body)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "body")
+	program := filepath.Join(dir, "main.go")
+	source := `package main
+import ("crypto/hmac"; "crypto/sha256"; "encoding/base64"; "fmt"; "net/http"; "os"; "strconv"; "strings"; "time")
+` + block("go", "func genuine") + `
+func main() {
+	h := http.Header{}
+	h.Set("webhook-id", os.Args[2]); h.Set("webhook-timestamp", os.Args[3]); h.Set("webhook-signature", os.Args[4])
+	body, _ := os.ReadFile(os.Args[5])
+	if genuine(os.Args[1], h, body) { fmt.Println("genuine") } else { fmt.Println("forged") }
+}
+`
+	for name, text := range map[string][]byte{file: body, program: []byte(source)} {
+		if err := os.WriteFile(name, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	built := filepath.Join(dir, "check")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", built, program).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	stamp := strconv.FormatInt(at.Unix(), 10)
+	for secret, want := range map[string]string{secret: "genuine", other: "forged"} {
+		sh := exec.CommandContext(t.Context(), "sh", "-c", "SECRET=$1 WEBHOOK_ID=$2 WEBHOOK_TIMESTAMP=$3 WEBHOOK_SIGNATURE=$4 BODY_FILE=$5\n"+block("sh", "openssl"),
+			"sh", secret, "evt_1", stamp, signature, file)
+		if out, _ := sh.CombinedOutput(); strings.TrimSpace(string(out)) != want {
+			t.Errorf("the shell says %q, want %s", out, want)
+		}
+		if out, err := exec.CommandContext(t.Context(), built, secret, "evt_1", stamp, signature, file).CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != want {
+			t.Errorf("Go says %q, %v, want %s", out, err, want)
+		}
 	}
 }
 

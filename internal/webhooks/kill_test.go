@@ -57,6 +57,40 @@ func runChild(url string) {
 	<-time.After(5 * time.Minute) // it is killed long before
 }
 
+// startChild starts another replica, in a process of its own.
+func (w *world) startChild() *exec.Cmd {
+	w.t.Helper()
+	binary, err := os.Executable()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	cmd := exec.CommandContext(w.t.Context(), binary)
+	cmd.Env = append(os.Environ(), childVariable+"="+w.pg.URL)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "<nil>\n" {
+		w.t.Fatalf("the replica says %q, %v", line, err)
+	}
+	return cmd
+}
+
+// kill ends a replica without a word, and lets the time pass after which others
+// take it to be dead.
+func (w *world) kill(cmd *exec.Cmd) {
+	w.t.Helper()
+	if err := cmd.Process.Kill(); err != nil {
+		w.t.Fatal(err)
+	}
+	_ = cmd.Wait() // it was killed
+	w.exec(`DELETE FROM river.river_leader`)
+	w.exec(`UPDATE river.river_job SET attempted_at = attempted_at - interval '1 hour' WHERE state = 'running'`)
+}
+
 // A replica that is killed in the middle of deliveries loses none of them.
 func TestKill_AnotherReplicaDeliversWhatTheDeadOneHad(t *testing.T) {
 	t.Parallel()
@@ -73,22 +107,7 @@ func TestKill_AnotherReplicaDeliversWhatTheDeadOneHad(t *testing.T) {
 		}
 	})
 	w.endpoint(w.admin, v.URL, "call.finished")
-	binary, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), binary)
-	cmd.Env = append(os.Environ(), childVariable+"="+w.pg.URL)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "<nil>\n" {
-		t.Fatalf("the replica says %q, %v", line, err)
-	}
+	dying := w.startChild()
 	var events []Event
 	for i := range 20 {
 		events = append(events, someCall(fmt.Sprintf("call-%d", i)))
@@ -98,19 +117,12 @@ func TestKill_AnotherReplicaDeliversWhatTheDeadOneHad(t *testing.T) {
 		<-began
 	}
 	w.announce(w.admin, events[4:]...)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = cmd.Wait() // it was killed
+	w.kill(dying)
 	close(hold)
 	if n := w.count(`SELECT count(*) FROM river.river_job WHERE state = 'running'`); n < 4 {
 		t.Errorf("only %d jobs were under way", n)
 	}
-	// The dead replica's lead ends by itself after some seconds; nobody needs to
-	// wait for that here.
-	w.exec(`DELETE FROM river.river_leader`)
-	second := w.service(func(o *Options) { o.Rescue = 2 * time.Second })
-	w.start(second)
+	w.start(w.svc)
 	w.until("every delivery", func() bool { return w.count(`SELECT count(*) FROM webhook_deliveries WHERE state = 'DELIVERED'`) == 20 })
 	seen := map[string]bool{}
 	for _, m := range v.messages() {

@@ -209,7 +209,7 @@ func (w *world) exec(sql string, args ...any) {
 // until waits for something that others bring about.
 func (w *world) until(what string, done func() bool) {
 	w.t.Helper()
-	deadline := time.Now().Add(90 * time.Second)
+	deadline := time.Now().Add(90*time.Second + time.Duration(*total)*20*time.Millisecond)
 	for !done() {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("it never came to pass: %s; outcomes %v", what, w.outcomes)

@@ -253,12 +253,13 @@ type client struct {
 	pb.CallServiceClient
 	pb.ConsentServiceClient
 	pb.AuditServiceClient
+	pb.WebhookServiceClient
 }
 
 func newClient(c grpc.ClientConnInterface) *client {
 	return &client{pb.NewTenantServiceClient(c), pb.NewKeyServiceClient(c), pb.NewServerServiceClient(c), pb.NewContractServiceClient(c),
 		pb.NewSessionServiceClient(c), pb.NewCatalogServiceClient(c), pb.NewCallServiceClient(c), pb.NewConsentServiceClient(c),
-		pb.NewAuditServiceClient(c)}
+		pb.NewAuditServiceClient(c), pb.NewWebhookServiceClient(c)}
 }
 
 // codeOf is the gRPC code of an error of either transport.
