@@ -87,7 +87,7 @@ fuzz-long:
 	@deploy/fuzz.sh $(FUZZTIME_LONG) internal/sessions internal/elicitation
 
 webhooks:
-	go test -count=1 -v -timeout 30m -run '^TestDeliver_ManyToOneThatFailsOften$$' ./internal/webhooks -deliveries 10000
+	go test -count=1 -v -timeout 30m -run '^TestFO112_ManyToOneThatFailsOften$$' ./internal/webhooks -deliveries 10000
 
 soak:
 	go test -count=1 -v -timeout 30m -run '^TestSoak$$' ./cmd/server -duration $(SOAK)

@@ -21,6 +21,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/postgres"
 	"github.com/bulkhead-mcp/bulkhead/internal/postgres/pgtest"
+	"github.com/bulkhead-mcp/bulkhead/migrations"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(pgtest.Wrap(m)) }
@@ -213,6 +214,41 @@ func TestMigrate_ManyReplicasOnce(t *testing.T) {
 	var n int
 	if err := owner.QueryRow(t.Context(), `SELECT count(*) FROM once`).Scan(&n); err != nil || n != 2 {
 		t.Errorf("rows = %d, %v; want each migration applied once", n, err)
+	}
+}
+
+// Replicas that start later find the queue as it should be, and its jobs apart.
+func TestMigrate_QueueIsLeftAsItIs(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	owner := db.Owner(t)
+	var before, after string
+	look := func(out *string) {
+		t.Helper()
+		err := owner.QueryRow(t.Context(), `SELECT (SELECT string_agg(version || ' ' || created_at, ',' ORDER BY version) FROM river.river_migration)
+			|| (SELECT string_agg(policyname || array_to_string(roles, ','), ';' ORDER BY policyname) FROM pg_policies WHERE tablename = 'river_job')
+			|| (SELECT relrowsecurity FROM pg_class WHERE oid = 'river.river_job'::regclass)`).Scan(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	look(&before)
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			if err := postgres.Migrate(t.Context(), db.OwnerURL, migrations.FS, slog.New(slog.DiscardHandler)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if look(&after); before != after || !strings.Contains(after, "system_jobs{bulkhead_system}") && !strings.Contains(after, "system_jobsbulkhead_system") || !strings.HasSuffix(after, "true") {
+		t.Errorf("before %s\nafter  %s", before, after)
+	}
+	for _, sql := range []string{`DELETE FROM river.river_job`, `UPDATE river.river_job SET args = '{}'`, `SELECT FROM river.river_leader`, `SELECT FROM river.river_notification`} {
+		if _, err := db.Pool(t, postgres.AppRole).Exec(t.Context(), sql); err == nil {
+			t.Errorf("who works for a tenant may %s", sql)
+		}
 	}
 }
 

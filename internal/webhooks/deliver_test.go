@@ -57,7 +57,7 @@ var total = flag.Int("deliveries", 1000, "how many are made while a replica is k
 
 // Every event reaches an endpoint that fails three times of ten, although a
 // replica is killed in the middle.
-func TestDeliver_ManyToOneThatFailsOften(t *testing.T) {
+func TestFO112_ManyToOneThatFailsOften(t *testing.T) {
 	t.Parallel()
 	w, total := newWorld(t), *total
 	v := newReceiver(t, func(n int, out http.ResponseWriter, _ *http.Request) {
@@ -189,7 +189,7 @@ func TestDeliver_HonoursRetryAfterAndReadsLittle(t *testing.T) {
 	}
 }
 
-func TestDeliver_RefusesAddressesAndRedirects(t *testing.T) {
+func TestFO111_RefusesAddressesAndRedirects(t *testing.T) {
 	t.Parallel()
 	inner := newReceiver(t, nil)
 	w := newWorld(t)
@@ -215,14 +215,19 @@ func TestDeliver_RefusesAddressesAndRedirects(t *testing.T) {
 		t.Errorf("%s; the target of the redirect got %d", said, len(inner.messages()))
 	}
 	strict := w.service(func(o *Options) { o.Egress = egress.New(egress.Policy{}) })
-	for _, url := range []string{"http://127.0.0.1:1/", "https://192.168.0.1/", "https://[::1]/", "http://example.com/", "https://169.254.169.254/", "ftp://x/"} {
+	// A name says nothing; what it leads to is looked at when it is dialled.
+	named := sending{url: "https://localhost:1/", event: "evt_1", secret: w.sealed("whe_x"), endpoint: "whe_x"}
+	if r, err := strict.post(t.Context(), w.admin.Tenant, &named); err != nil || r.err != Refused || r.status != 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	for _, url := range []string{"http://127.0.0.1:1/", "https://192.168.0.1/", "https://[::1]/", "http://example.com/", "https://169.254.169.254/", "ws://example.com/", "https://user:word@example.com/"} {
 		if _, err := strict.CreateEndpoint(t.Context(), w.admin, EndpointSpec{URL: url, EventTypes: []string{"call.finished"}}, ""); field(err) != "url" {
 			t.Errorf("%s: %v", url, err)
 		}
 	}
 }
 
-func TestDeliver_ASlowEndpointStarvesNoOther(t *testing.T) {
+func TestFO112_ASlowEndpointStarvesNoOther(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(o *Options) { o.Workers, o.TenantWorkers, o.EndpointWorkers = 8, 6, 3 })
 	release := make(chan struct{})

@@ -182,6 +182,17 @@ func (w *world) announce(p tenant.Principal, events ...Event) {
 	}
 }
 
+// sealed is a secret as the row of an endpoint has it.
+func (w *world) sealed(endpoint string) []byte {
+	w.t.Helper()
+	raw, _ := mintSecret()
+	out, err := w.svc.sealSecret(w.t.Context(), w.admin.Tenant, endpoint, raw)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return out
+}
+
 func (w *world) deliveries(p tenant.Principal, endpoint string) []Delivery {
 	w.t.Helper()
 	ds, err := w.svc.ListDeliveries(w.t.Context(), p, endpoint, DeliveryFilter{Limit: 2000})
