@@ -30,7 +30,7 @@ func TestInteractions_ShowWhatMayBeShown(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	a := r.rest("GET", "/v1/calls/"+callOne+"/interactions", "", append(jsonAs("service"), "Bulkhead-User", "alice")...)
-	for _, want := range []string{`"form":{"requestedSchema":{"properties":{"a":{"type":"string"}},"type":"object"}}`, `"message":"Which?"`, `"untrusted":true`,
+	for _, want := range []string{`"form":{"requestedSchema":{"type":"object","properties":{"a":{"type":"string"}}}}`, `"message":"Which?"`, `"untrusted":true`,
 		`"server":"calendar"`, `"link":{"url":"https://xn--pple-43d.example/x","host":"xn--pple-43d.example"}`, `"code":"PUNYCODE_HOST"`,
 		`"state":"DECLINED","message":"","refusal":"ASKS_FOR_SECRET"`} {
 		if !strings.Contains(string(a.body), want) {
