@@ -58,6 +58,8 @@ func (s *consentService) DecideConsent(ctx context.Context, in *pb.DecideConsent
 	if err != nil {
 		return nil, err
 	}
+	// The call may have used the consent up meanwhile; the answer is the decision.
+	v.Consent = c
 	return consentMessage(v), nil
 }
 

@@ -2,7 +2,9 @@ package api
 
 import (
 	"context"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -95,7 +97,8 @@ func endpointUpdate(in *pb.UpdateWebhookEndpointRequest) (up webhooks.EndpointUp
 			named[path] = true
 		}
 	}
-	for name, given := range present {
+	for _, name := range slices.Sorted(maps.Keys(present)) {
+		given := present[name]
 		if given && !named[name] {
 			return up, fault.Field1(jsonName(name), "is not named by updateMask")
 		}

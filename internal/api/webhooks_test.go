@@ -93,10 +93,10 @@ func TestWebhooks_RESTReachesTheService(t *testing.T) {
 		}
 	}
 	for body, field := range map[string]string{
-		`{"updateMask":"url"}`:                     "url",
-		`{"url":"https://x","updateMask":"state"}`: "url",
-		`{"updateMask":"secret"}`:                  "updateMask",
-		`{"state":"STATE_UNSPECIFIED"}`:            "state",
+		`{"updateMask":"url"}`:                           "url",
+		`{"url":"https://x","updateMask":"displayName"}`: "url",
+		`{"updateMask":"secret"}`:                        "updateMask",
+		`{"state":"STATE_UNSPECIFIED"}`:                  "state",
 	} {
 		if a := r.rest("PATCH", one, body, jsonAs("admin")...); a.code != 400 || !strings.HasPrefix(a.field(), field) {
 			t.Errorf("%s: %d %s", body, a.code, a.body)
