@@ -95,7 +95,7 @@ func TestFO076_TransientErrorsDoNotPoison(t *testing.T) {
 			r := echo()
 			r.Timeout = 10 * time.Second
 			if reason == "TIMEOUT" {
-				r.Timeout = 100 * time.Millisecond
+				r.Timeout = 400 * time.Millisecond
 			}
 			resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), r)
 			if reason == "" {
@@ -328,7 +328,7 @@ func TestFO088_TotalLimitHoldsWithAndWithoutProgress(t *testing.T) {
 	s.On("tools/call", s.Hang(), progress)
 	for range 2 {
 		r := echo()
-		r.Timeout = 150 * time.Millisecond
+		r.Timeout = 400 * time.Millisecond
 		resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), r)
 		expect(t, resp, err, "TIMEOUT", fault.Transport, MaybeSent)
 		if !fault.Is(err, fault.Deadline) {
@@ -432,7 +432,7 @@ func TestRealServer(t *testing.T) {
 		if err != nil || len(l.Items) < 2 || !l.ListChanged || len(l.ServerInfo) == 0 {
 			t.Fatalf("%+v %v", l, err)
 		}
-		r := Request{Method: "tools/call", Name: "slow", Params: json.RawMessage(`{"name":"slow","arguments":{}}`), Timeout: 100 * time.Millisecond}
+		r := Request{Method: "tools/call", Name: "slow", Params: json.RawMessage(`{"name":"slow","arguments":{}}`), Timeout: 400 * time.Millisecond}
 		resp, err = p.Do(t.Context(), k, target, r)
 		expect(t, resp, err, "TIMEOUT", fault.Transport, MaybeSent)
 		r = Request{Method: "tools/call", Name: "none", Params: json.RawMessage(`{"name":"none","arguments":{}}`)}

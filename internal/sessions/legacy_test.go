@@ -65,7 +65,7 @@ func TestLegacy_InitializeIsNotCancelled(t *testing.T) {
 	t.Parallel()
 	s := mcptest.New(t, mcptest.Legacy)
 	s.On("initialize", s.Hang())
-	p := newPool(t, func(c *PoolConfig) { c.Limits.Connect = 300 * time.Millisecond })
+	p := newPool(t, func(c *PoolConfig) { c.Limits.Connect = time.Second })
 	resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
 	expect(t, resp, err, "TIMEOUT", fault.Transport, NotSent)
 	if err := p.Shutdown(t.Context()); err != nil {

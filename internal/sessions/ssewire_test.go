@@ -164,7 +164,11 @@ func TestSSE_Endpoint(t *testing.T) {
 			s := mcptest.NewSSE(t, "2024-11-05")
 			s.On("GET", c.open(s))
 			n := &told{}
-			p := newPool(t, func(c *PoolConfig) { n.in(c); c.Limits.Probe = 200 * time.Millisecond })
+			p := newPool(t, func(cfg *PoolConfig) {
+				if n.in(cfg); c.reason == "ENDPOINT_MISSING" {
+					cfg.Limits.Probe = 200 * time.Millisecond
+				}
+			})
 			resp, err := p.Do(t.Context(), keyOf(t, "a"), sseTarget(s.URL), echo())
 			expect(t, resp, err, c.reason, c.layer, NotSent)
 			if _, alarms := n.all(); (len(alarms) == 1) != (c.reason == "ENDPOINT_FOREIGN" || c.reason == "REDIRECTED_AWAY") {
@@ -265,7 +269,7 @@ func TestSSE_Faults(t *testing.T) {
 			r.ResultBytes = 64 << 10
 			r.Timeout = 20 * time.Second
 			if c.reason == "TIMEOUT" {
-				r.Timeout = 200 * time.Millisecond
+				r.Timeout = 400 * time.Millisecond
 			}
 			resp, err = p.Do(t.Context(), k, sseTarget(s.URL), r)
 			expect(t, resp, err, c.reason, c.layer, c.phase)
@@ -376,7 +380,7 @@ func TestSSE_BatchesOfTheirRevisionOnly(t *testing.T) {
 		r := echo()
 		r.Timeout = 20 * time.Second
 		if version == "2024-11-05" {
-			r.Timeout = 100 * time.Millisecond
+			r.Timeout = 400 * time.Millisecond
 		}
 		resp, err := p.Do(t.Context(), keyOf(t, "a"), sseTarget(s.URL), r)
 		if version == "2024-11-05" {

@@ -237,7 +237,7 @@ func TestStdio_CancelNullErrorStringIDAndRequests(t *testing.T) {
 	p.OnChange(func(c Change) { changes.Store(c, true) })
 	k := keyOf(t, "a")
 	r := tool("hang")
-	r.Timeout = 100 * time.Millisecond
+	r.Timeout = 400 * time.Millisecond
 	resp, err := p.Do(t.Context(), k, target, r)
 	expect(t, resp, err, "TIMEOUT", fault.Transport, MaybeSent)
 	// The child tells of a change when it is told of the cancellation.

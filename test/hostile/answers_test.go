@@ -191,7 +191,7 @@ func streams() []misbehaviour {
 			for p.drip(": still here\n\n") {
 				time.Sleep(time.Millisecond)
 			}
-		}), request: timeout(100 * time.Millisecond), want: "TRANSPORT TIMEOUT, maybe sent", alloc: 4 << 20},
+		}), request: timeout(400 * time.Millisecond), want: "TRANSPORT TIMEOUT, maybe sent", alloc: 4 << 20},
 		{name: "stream resumed for ever", version: legacy, scripts: map[string]script{
 			"tools/call": stream("retry: 1\nid: 1\ndata:\n\n"), "GET": stream("retry: 1\nid: 2\ndata:\n\n"),
 		}, want: "TRANSPORT STREAM_ENDED, maybe sent", requests: 24, alloc: 2 << 20},
@@ -199,7 +199,7 @@ func streams() []misbehaviour {
 			"tools/call": stream("retry: 1\nid: 1\ndata:\n\n"), "GET": status(302, "Location: http://127.0.0.1:1/\r\n", ""),
 		}, want: "TRANSPORT STREAM_ENDED, maybe sent"},
 		{name: "retry after a month", version: legacy, scripts: map[string]script{"tools/call": stream("retry: 2147483647\nid: 1\ndata:\n\n")},
-			request: timeout(100 * time.Millisecond), want: "TRANSPORT TIMEOUT, maybe sent"},
+			request: timeout(400 * time.Millisecond), want: "TRANSPORT TIMEOUT, maybe sent"},
 	}
 }
 
@@ -288,15 +288,15 @@ func connections() []misbehaviour {
 			p.write("HTTP/1.1 200 OK\r\n" + jsonType + "Content-Length: 100\r\n\r\n{\"jsonrpc\":")
 			p.reset()
 		}), want: "TRANSPORT ANSWER_BROKEN, maybe sent"},
-		{name: "accepted and never answered", scripts: onCall((*peer).hang), request: timeout(100 * time.Millisecond), want: "TRANSPORT TIMEOUT, maybe sent"},
+		{name: "accepted and never answered", scripts: onCall((*peer).hang), request: timeout(400 * time.Millisecond), want: "TRANSPORT TIMEOUT, maybe sent"},
 		{name: "headers and then silence", scripts: onCall(func(p *peer) {
 			p.head(jsonType)
 			p.hang()
-		}), request: timeout(100 * time.Millisecond), want: "TRANSPORT TIMEOUT, maybe sent"},
+		}), request: timeout(400 * time.Millisecond), want: "TRANSPORT TIMEOUT, maybe sent"},
 		{name: "a stream of silence", scripts: onCall(func(p *peer) {
 			p.head(sseType)
 			p.hang()
-		}), request: timeout(100 * time.Millisecond), want: "TRANSPORT TIMEOUT, maybe sent"},
+		}), request: timeout(400 * time.Millisecond), want: "TRANSPORT TIMEOUT, maybe sent"},
 		{name: "flood of 1xx", scripts: onCall(func(p *peer) { p.forever("HTTP/1.1 102 Processing\r\n\r\n") }), want: broke, alloc: 8 << 20},
 		{name: "1xx with huge headers", scripts: onCall(func(p *peer) {
 			p.forever("HTTP/1.1 103 Early Hints\r\nLink: " + strings.Repeat("x", 30_000) + "\r\n\r\n")

@@ -71,7 +71,7 @@ func statuses() []misbehaviour {
 		{name: "a page of 500 that never ends and says nothing", scripts: onCall(func(p *peer) {
 			p.write("HTTP/1.1 500 X\r\n" + html + "\r\n<html>")
 			p.hang()
-		}), request: timeout(100 * time.Millisecond), want: "SERVER SERVER_ERROR, maybe sent"},
+		}), request: timeout(400 * time.Millisecond), want: "SERVER SERVER_ERROR, maybe sent"},
 		{name: "404 for ever", scripts: onCall(status(404, "", "")), do: again(10, nil), requests: 40,
 			want: "SERVER SERVER_REFUSED, answered", legacy: "PROTOCOL SESSION_LOST, answered"},
 	}

@@ -111,9 +111,9 @@ func legacyStreams() []misbehaviour {
 			defer p.line.mu.Unlock()
 			p.line.to.reset()
 		}}, want: "TRANSPORT STREAM_ENDED, maybe sent"},
-		{name: "the answer to a POST instead of the stream", scripts: map[string]script{"tools/call": result(good)}, request: timeout(100 * time.Millisecond), want: "TRANSPORT TIMEOUT, maybe sent"},
+		{name: "the answer to a POST instead of the stream", scripts: map[string]script{"tools/call": result(good)}, request: timeout(400 * time.Millisecond), want: "TRANSPORT TIMEOUT, maybe sent"},
 		{name: "answers to another request on the stream", scripts: map[string]script{"tools/call": onStream(event(`{"jsonrpc":"2.0","id":4711,"result":{}}`))},
-			request: timeout(100 * time.Millisecond), want: "TRANSPORT TIMEOUT, maybe sent"},
+			request: timeout(400 * time.Millisecond), want: "TRANSPORT TIMEOUT, maybe sent"},
 		{name: "two answers on the stream", scripts: map[string]script{"tools/call": onStream(answerEvent + event(`{"jsonrpc":"2.0","id":$ID,"error":{"code":1,"message":"x"}}`))}, do: again(3, nil), want: "ok", requests: 12},
 		{name: "a message that is refused", scripts: map[string]script{"tools/call": status(400, "", "no")}, want: "SERVER SERVER_REFUSED, answered"},
 		{name: "a second endpoint", scripts: map[string]script{"tools/call": onStream("event: endpoint\ndata: http://127.0.0.2:9/x\n\n" + answerEvent)}, want: "PROTOCOL ENDPOINT_FOREIGN, maybe sent"},

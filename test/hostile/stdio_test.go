@@ -46,7 +46,7 @@ func calls(n int, change func(*sessions.Request)) func(context.Context, *rig) st
 }
 
 func misconducts() []misconduct {
-	brief := timeout(150 * time.Millisecond)
+	brief := timeout(400 * time.Millisecond)
 	narrow := func(l *sessions.Limits) { l.NoiseBytes = 1 << 20 }
 	return []misconduct{
 		{name: "a line without end", want: diedMaybe},
