@@ -17,7 +17,7 @@ var levels = [][]string{
 	{"internal/fault", "internal/seal", "internal/canonical", "internal/resource"},
 	{"internal/postgres", "internal/redis", "internal/egress", "internal/ratelimit", "internal/telemetry", "internal/config", "internal/confine"},
 	{"internal/tenant", "internal/contract", "internal/elicitation"},
-	{"internal/audit", "internal/webhooks"},
+	{"internal/audit", "internal/webhooks", "internal/events"},
 	{"internal/catalog", "internal/authz", "internal/consent", "internal/sessions"},
 	{"internal/calls", "internal/inspect"},
 	{"internal/api"},

@@ -17,6 +17,7 @@ import (
 	"github.com/bulkhead-mcp/bulkhead/internal/confine"
 	"github.com/bulkhead-mcp/bulkhead/internal/consent"
 	"github.com/bulkhead-mcp/bulkhead/internal/egress"
+	"github.com/bulkhead-mcp/bulkhead/internal/events"
 	"github.com/bulkhead-mcp/bulkhead/internal/ratelimit"
 	"github.com/bulkhead-mcp/bulkhead/internal/redis"
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
@@ -40,6 +41,7 @@ type parts struct {
 	hooks   *webhooks.Service
 	catalog *catalog.Service
 	calls   *calls.Service
+	events  *events.Service
 	signals *signals
 	changes *changeQueue
 	lessons *lessons
@@ -102,8 +104,13 @@ func build(ctx context.Context, cfg *config.Config, st *stores, log *slog.Logger
 		p.signals.send(context.Background(), signalSession, t, id)
 	}
 	p.signals.sessions = store
+	if p.events, err = events.New(st.db, p.signals, log, events.Config{}); err != nil {
+		return nil, err
+	}
+	stack.push(p.events.Close)
+	p.signals.events = p.events
 	p.calls, err = calls.NewService(ctx, calls.Deps{DB: st.db, Sessions: store, Catalog: p.catalog, Contracts: p.authz,
-		Consent: consents, Sender: pool, Audit: p.audit, Vault: vault, Signals: p.signals, Follower: pool, Log: log,
+		Consent: consents, Sender: pool, Audit: p.audit, Vault: vault, Signals: p.signals, Events: p.events, Follower: pool, Log: log,
 		Announcer: p.hooks, Observe: p.observeCall},
 		calls.Config{Name: replicaName(), Sole: st.sole})
 	if err != nil {
@@ -111,11 +118,11 @@ func build(ctx context.Context, cfg *config.Config, st *stores, log *slog.Logger
 	}
 	p.signals.calls = p.calls
 	pool.OnUpdated(p.calls.Updated)
-	p.api, err = api.New(api.Config{Log: log, Auth: authenticator{p.tenants, p.signals.known}, Metrics: p.metrics,
+	p.api, err = api.New(api.Config{Log: log, Auth: authenticator{p.tenants, p.signals.known}, Authority: p.tenants, Metrics: p.metrics,
 		Limiter: api.NewTenantLimit(tenantRate, p.metrics.RateLimited), Ready: p.ready,
 		Services: api.Services{Tenants: p.tenants, Keys: keyService{p.tenants, p.signals}, Servers: servers{p.catalog, p.metrics, pool}, Offers: p.catalog,
 			Contracts: p.authz, ActiveContracts: p.authz, Sessions: store, Connections: pool, Calls: p.calls, Subscriptions: p.calls,
-			Consents: consents, Audit: p.audit, WebhookEndpoints: p.hooks, WebhookDeliveries: p.hooks}})
+			Consents: consents, Audit: p.audit, WebhookEndpoints: p.hooks, WebhookDeliveries: p.hooks, Events: p.events}})
 	return p, err
 }
 

@@ -82,14 +82,16 @@ func serve(ctx context.Context, cfg *config.Config, p *parts, api, metrics net.L
 	background.Go(func() error { return p.signals.run(loops) })
 	background.Go(func() error { return p.signals.registered.run(loops) })
 	background.Go(func() error { return p.changes.run(loops) })
+	background.Go(func() error { return p.events.Run(loops) })
 	background.Go(func() error { return p.lessons.run(loops) })
 
 	front, stopFront := context.WithCancel(ctx)
 	defer stopFront()
 	context.AfterFunc(loops, stopFront)
 	g, front := errgroup.WithContext(front)
-	// Waiting callers are answered as soon as the stop begins.
+	// Waiting callers are answered and streams end as soon as the stop begins.
 	context.AfterFunc(front, p.calls.Drain)
+	context.AfterFunc(front, p.events.Drain)
 	g.Go(func() error { return p.api.Serve(front, api, cfg.GracePeriod) })
 	g.Go(func() error { return serveMetrics(front, metrics, p.metrics.Handler(log)) })
 	if cfg.Development {

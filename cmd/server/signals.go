@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
 	"github.com/bulkhead-mcp/bulkhead/internal/calls"
 	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
+	"github.com/bulkhead-mcp/bulkhead/internal/events"
 	"github.com/bulkhead-mcp/bulkhead/internal/redis"
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
 	"github.com/bulkhead-mcp/bulkhead/internal/telemetry"
@@ -21,6 +23,8 @@ const (
 	signalContract redis.Kind = "contract"
 	signalSession  redis.Kind = "session"
 	signalKey      redis.Kind = "key"
+	signalEvents   redis.Kind = "events"
+	signalProgress redis.Kind = "progress"
 )
 
 const publishTimeout = 200 * time.Millisecond
@@ -40,6 +44,7 @@ type signals struct {
 	tenants   *tenant.Service
 	// registered looks after connections whose registration may be over.
 	registered *registrations
+	events     *events.Service
 }
 
 func (s *signals) send(ctx context.Context, k redis.Kind, t tenant.ID, id string) {
@@ -53,8 +58,20 @@ func (s *signals) PublishCall(t tenant.ID, callID string) {
 	s.send(context.Background(), signalCall, t, callID)
 }
 
+// PublishRecorded implements events.Publisher.
+func (s *signals) PublishRecorded(t tenant.ID) { s.send(context.Background(), signalEvents, t, "") }
+
+// PublishProgress implements events.Publisher. Ids hold no slash.
+func (s *signals) PublishProgress(t tenant.ID, sessionID, callID string) {
+	ctx, cancel := context.WithTimeout(context.Background(), publishTimeout)
+	defer cancel()
+	if s.signal.Publish(ctx, signalProgress, t.String(), sessionID+"/"+callID) != nil {
+		s.events.Progressed(t, sessionID, callID) // at least here
+	}
+}
+
 func (s *signals) run(ctx context.Context) error {
-	sub, err := s.signal.Subscribe(signalCall, catalog.Changed, signalContract, signalSession, signalKey)
+	sub, err := s.signal.Subscribe(signalCall, catalog.Changed, signalContract, signalSession, signalKey, signalEvents, signalProgress)
 	if err != nil {
 		return err
 	}
@@ -73,6 +90,10 @@ func (s *signals) run(ctx context.Context) error {
 func (s *signals) heard(e redis.Event) {
 	s.catalog.Heard(e)
 	s.registered.heard(e)
+	if e.Gap {
+		s.events.SignalledAll()
+		return
+	}
 	if e.Kind == signalKey {
 		s.tenants.ForgetKey(e.ID)
 		return
@@ -85,6 +106,14 @@ func (s *signals) heard(e redis.Event) {
 	switch e.Kind {
 	case signalCall:
 		s.calls.Signalled(t, e.ID)
+	case signalEvents:
+		s.events.Signalled(t)
+	case signalProgress:
+		if session, call, ok := strings.Cut(e.ID, "/"); ok {
+			s.events.Progressed(t, session, call)
+		}
+	case catalog.Changed:
+		s.events.CatalogChanged(t, e.ID)
 	case signalContract:
 		s.contracts.Forget(t, e.ID)
 	case signalSession:

@@ -16,11 +16,17 @@ import (
 type channel struct {
 	edge    *edge
 	methods map[string]localMethod
+	streams map[string]localStream
 }
 
 type localMethod struct {
 	service any
 	handler grpc.MethodHandler
+}
+
+type localStream struct {
+	service any
+	handler grpc.StreamHandler
 }
 
 var (
@@ -32,6 +38,9 @@ var (
 func (c *channel) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	for _, m := range desc.Methods {
 		c.methods["/"+desc.ServiceName+"/"+m.MethodName] = localMethod{impl, m.Handler}
+	}
+	for _, m := range desc.Streams {
+		c.streams["/"+desc.ServiceName+"/"+m.StreamName] = localStream{impl, m.Handler}
 	}
 }
 
@@ -60,9 +69,10 @@ func (c *channel) Invoke(ctx context.Context, method string, args, _ any, _ ...g
 	return nil
 }
 
-// NewStream implements grpc.ClientConnInterface. No service streams yet.
+// NewStream implements grpc.ClientConnInterface. The gateway makes no stream: those
+// of events are served beside it.
 func (c *channel) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
-	return nil, answerFor(fault.New(fault.Unimplemented, "METHOD_NOT_FOUND", "no method streams"))
+	return nil, answerFor(fault.New(fault.Unimplemented, "METHOD_NOT_FOUND", "no method streams here"))
 }
 
 // overREST reports whether the caller takes finished JSON by answerEncoded; a

@@ -25,7 +25,7 @@ import (
 func (d *fakeDomain) services() Services {
 	return Services{Tenants: d, Keys: d, Servers: fakeServers{d}, Offers: fakeServers{d}, Contracts: fakeContracts{d}, ActiveContracts: fakeServers{d},
 		Sessions: fakeSessions{d}, Connections: fakeSessions{d}, Calls: fakeCalls{d}, Subscriptions: fakeCalls{d}, Consents: fakeConsents{d}, Audit: fakeAudit{d},
-		WebhookEndpoints: fakeWebhooks{d}, WebhookDeliveries: fakeWebhooks{d}}
+		WebhookEndpoints: fakeWebhooks{d}, WebhookDeliveries: fakeWebhooks{d}, Events: fakeEvents{d}}
 }
 
 const (

@@ -48,8 +48,12 @@ type request struct {
 	transport string // rest or grpc
 	identity  identity
 	denied    error // why identity could not be read
-	remote    netip.Addr
-	trace     telemetry.Trace
+	// bare says that no header tells who calls; session is then the one that a
+	// ticket is for.
+	bare    bool
+	session string
+	remote  netip.Addr
+	trace   telemetry.Trace
 	// checked tells that the message came through decodeBody, whose rules for
 	// texts are then not applied again.
 	checked bool
@@ -67,6 +71,7 @@ type principalKey struct{}
 // recover, deadline, authenticate, permit, limit, validate, log.
 type edge struct {
 	auth      Authenticator
+	tickets   tickets
 	limiter   Limiter // may be nil
 	metrics   Metrics // may be nil
 	log       *slog.Logger
@@ -119,10 +124,7 @@ func (e *edge) serve(ctx context.Context, rq *request, method string, in any, ne
 // admit authenticates, permits, limits and validates, in this order, so that
 // nobody learns from a validation error what only others may call.
 func (e *edge) admit(ctx context.Context, rq *request, r rule, method string, in any) (tenant.Principal, error) {
-	if rq.denied != nil {
-		return tenant.Principal{}, rq.denied
-	}
-	p, err := e.auth.Authenticate(ctx, rq.identity.credential, rq.identity.onBehalf, rq.remote)
+	p, err := e.identify(ctx, rq, in)
 	if err != nil {
 		return tenant.Principal{}, err
 	}
@@ -142,6 +144,20 @@ func (e *edge) admit(ctx context.Context, rq *request, r rule, method string, in
 		return p, err
 	}
 	return p, e.validate(m, rq.checked)
+}
+
+// identify verifies the credential, or the ticket that stands for one.
+func (e *edge) identify(ctx context.Context, rq *request, in any) (tenant.Principal, error) {
+	if t, ok := in.(ticketed); ok && t.GetTicket() != "" {
+		if !rq.bare {
+			return tenant.Principal{}, fault.Field1("ticket", "goes without a credential and without headers about a user")
+		}
+		return e.tickets.redeem(ctx, t.GetTicket(), rq)
+	}
+	if rq.denied != nil {
+		return tenant.Principal{}, rq.denied
+	}
+	return e.auth.Authenticate(ctx, rq.identity.credential, rq.identity.onBehalf, rq.remote)
 }
 
 // unreadQuery refuses a query where the path holds all that the method takes:

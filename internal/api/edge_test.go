@@ -238,7 +238,7 @@ func TestServe_Stop(t *testing.T) {
 	t.Parallel()
 	for _, grace := range []time.Duration{time.Minute, 10 * time.Millisecond} {
 		d := &fakeDomain{block: make(chan struct{})}
-		s, err := New(Config{Log: slog.New(slog.DiscardHandler), Auth: d,
+		s, err := New(Config{Log: slog.New(slog.DiscardHandler), Auth: d, Authority: d,
 			Services: d.services()})
 		if err != nil {
 			t.Fatal(err)

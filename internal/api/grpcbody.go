@@ -33,6 +33,9 @@ func (s *Server) serveGRPC(w http.ResponseWriter, r *http.Request, limit int) {
 		io.Reader
 		io.Closer
 	}{io.MultiReader(bytes.NewReader(prefix[:n]), r.Body), r.Body}
+	if streaming[r.URL.Path] {
+		w = newPacedWriter(w)
+	}
 	s.grpc.ServeHTTP(w, r)
 }
 

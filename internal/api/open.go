@@ -61,21 +61,16 @@ func (e *edge) openUnary(ctx context.Context, in any, info *grpc.UnaryServerInfo
 	return next(ctx, in)
 }
 
-// stream is the interceptor of streams: only open methods have them.
-func (e *edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
-	if !open[info.FullMethod] {
-		return e.unknownMethod(srv, ss)
-	}
-	defer e.recovered(ss.Context(), info.FullMethod, &err)
-	return next(srv, &boundedStream{ServerStream: ss, left: maxOpenMessages})
-}
-
 // recovered turns a panic into an error.
 func (e *edge) recovered(ctx context.Context, method string, err *error) {
 	if v := recover(); v != nil {
-		e.log.ErrorContext(ctx, "panic", "method", method, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+		e.panicked(ctx, method, v)
 		*err = answerFor(fault.New(fault.Internal, "INTERNAL", "internal error"))
 	}
+}
+
+func (e *edge) panicked(ctx context.Context, method string, v any) {
+	e.log.ErrorContext(ctx, "panic", "method", method, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 }
 
 // boundedStream takes a number of messages.

@@ -69,9 +69,10 @@ func rewrite(ctx context.Context, m proto.Message) (any, error) {
 // rest serves /v1/…: what HTTP alone can say is checked here, the rest in the
 // chain that gRPC runs too.
 type rest struct {
-	mux   http.Handler
-	edge  *edge
-	limit int
+	mux     http.Handler
+	edge    *edge
+	limit   int
+	streams map[string]localStream
 }
 
 // ServeHTTP implements http.Handler.
@@ -91,6 +92,10 @@ func (h *rest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			h.edge.refused(ctx, w, inner, fault.New(fault.Internal, "INTERNAL", "internal error"))
 		}
 	}()
+	if method, id, ok := streamPath(r); ok {
+		h.serveStream(w, r, inner, rq, method, id)
+		return
+	}
 	if err := h.refuse(inner, rq); err != nil {
 		h.edge.refused(ctx, w, inner, err)
 		return

@@ -222,9 +222,9 @@ func TestREST_BodyMustArrive(t *testing.T) {
 	d := &fakeDomain{}
 	s := newRig(t).server
 	e := s.edge
-	local := &channel{edge: e, methods: map[string]localMethod{}}
+	local := &channel{edge: e, methods: map[string]localMethod{}, streams: map[string]localStream{}}
 	gateway := newGateway(e)
-	if err := d.services().register(local, gateway, local); err != nil {
+	if err := d.services().register(local, gateway, local, d); err != nil {
 		t.Fatal(err)
 	}
 	srv := httptest.NewServer(s.handler(&rest{mux: gateway, edge: e, limit: testLimit}, testLimit, 20*time.Millisecond))

@@ -188,7 +188,7 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 	t.Helper()
 	d := &fakeDomain{}
 	r := &rig{fakeDomain: d, t: t, log: &bytes.Buffer{}, logM: &sync.Mutex{}}
-	c := Config{MaxRequestBytes: testLimit, Log: telemetry.NewLogger(lockedWriter{r.logM, r.log}, slog.LevelInfo), Auth: d,
+	c := Config{MaxRequestBytes: testLimit, Log: telemetry.NewLogger(lockedWriter{r.logM, r.log}, slog.LevelInfo), Auth: d, Authority: d,
 		Services: d.services()}
 	for _, f := range change {
 		f(&c)

@@ -86,6 +86,10 @@ var rules = map[string]rule{
 	pb.CallService_ListInteractions_FullMethodName:   {roles: users, own: true},
 	pb.CallService_RespondInteraction_FullMethodName: {roles: users, own: true},
 
+	pb.EventService_StreamSessionEvents_FullMethodName: {roles: users, own: true},
+	pb.EventService_StreamCallEvents_FullMethodName:    {roles: users, own: true},
+	pb.EventService_IssueEventTicket_FullMethodName:    {roles: users, own: true},
+
 	pb.ConsentService_ListConsents_FullMethodName:  {roles: deciders, own: true},
 	pb.ConsentService_GetConsent_FullMethodName:    {roles: deciders, own: true},
 	pb.ConsentService_DecideConsent_FullMethodName: {roles: deciders, own: true, decides: true},

@@ -35,13 +35,14 @@ const (
 	writeTimeout = verifyLimit + time.Minute
 )
 
-// Config is the edge and what it serves. Log, Auth and every service are
+// Config is the edge and what it serves. Log, Auth, Authority and every service are
 // needed; Limiter, Metrics and Ready may be nil.
 type Config struct {
 	// MaxRequestBytes bounds one request; 0 means DefaultMaxRequestBytes.
 	MaxRequestBytes int
 	Log             *slog.Logger
 	Auth            Authenticator
+	Authority       Authority
 	Limiter         Limiter
 	Metrics         Metrics
 	// Ready returns why the server cannot take requests now, nil when it can.
@@ -64,8 +65,8 @@ type Server struct {
 // New builds the server. It compiles every validation rule, so that a broken
 // one is found at start.
 func New(c Config) (*Server, error) {
-	if c.Log == nil || c.Auth == nil {
-		return nil, errors.New("api: Log and Auth are needed")
+	if c.Log == nil || c.Auth == nil || c.Authority == nil {
+		return nil, errors.New("api: Log, Auth and Authority are needed")
 	}
 	if c.MaxRequestBytes == 0 {
 		c.MaxRequestBytes = DefaultMaxRequestBytes
@@ -81,17 +82,17 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("compile the rules of requests: %w", err)
 	}
-	e := &edge{auth: c.Auth, limiter: c.Limiter, metrics: c.Metrics, log: c.Log, validator: v, now: time.Now}
+	e := &edge{auth: c.Auth, tickets: tickets{c.Events, c.Authority}, limiter: c.Limiter, metrics: c.Metrics, log: c.Log, validator: v, now: time.Now}
 	s := &Server{edge: e, ready: c.Ready}
 	s.grpc = grpc.NewServer(grpc.MaxRecvMsgSize(c.MaxRequestBytes), grpc.UnaryInterceptor(e.unary),
 		grpc.StreamInterceptor(e.stream), grpc.UnknownServiceHandler(e.unknownMethod))
-	local := &channel{edge: e, methods: map[string]localMethod{}}
+	local := &channel{edge: e, methods: map[string]localMethod{}, streams: map[string]localStream{}}
 	gateway := newGateway(e)
-	if err := c.Services.register(registrars{s.grpc, local}, gateway, local); err != nil {
+	if err := c.Services.register(registrars{s.grpc, local}, gateway, local, c.Authority); err != nil {
 		return nil, err
 	}
 	s.registerOpen()
-	s.http = s.newHTTP(c.Log, s.handler(&rest{mux: gateway, edge: e, limit: c.MaxRequestBytes}, c.MaxRequestBytes, bodyTimeout))
+	s.http = s.newHTTP(c.Log, s.handler(&rest{mux: gateway, edge: e, limit: c.MaxRequestBytes, streams: local.streams}, c.MaxRequestBytes, bodyTimeout))
 	return s, nil
 }
 

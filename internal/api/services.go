@@ -27,6 +27,7 @@ type Services struct {
 	Subscriptions   Subscriptions
 	Consents        Consents
 	Audit           Audit
+	Events          Events
 
 	WebhookEndpoints  WebhookEndpoints
 	WebhookDeliveries WebhookDeliveries
@@ -40,7 +41,7 @@ func (s Services) check() error {
 		{"Tenants", s.Tenants != nil}, {"Keys", s.Keys != nil}, {"Servers", s.Servers != nil}, {"Offers", s.Offers != nil},
 		{"Contracts", s.Contracts != nil}, {"ActiveContracts", s.ActiveContracts != nil}, {"Sessions", s.Sessions != nil},
 		{"Connections", s.Connections != nil}, {"Calls", s.Calls != nil}, {"Subscriptions", s.Subscriptions != nil}, {"Consents", s.Consents != nil}, {"Audit", s.Audit != nil},
-		{"WebhookEndpoints", s.WebhookEndpoints != nil}, {"WebhookDeliveries", s.WebhookDeliveries != nil},
+		{"WebhookEndpoints", s.WebhookEndpoints != nil}, {"WebhookDeliveries", s.WebhookDeliveries != nil}, {"Events", s.Events != nil},
 	} {
 		if !part.given {
 			return fmt.Errorf("api: %s is needed", part.name)
@@ -50,8 +51,8 @@ func (s Services) check() error {
 }
 
 // register offers every service on r, and its REST form on the gateway, which
-// reaches it through conn.
-func (s Services) register(r grpc.ServiceRegistrar, gateway *runtime.ServeMux, conn grpc.ClientConnInterface) error {
+// reaches it through conn. authority says whether a stream's caller still may.
+func (s Services) register(r grpc.ServiceRegistrar, gateway *runtime.ServeMux, conn grpc.ClientConnInterface, authority Authority) error {
 	if err := s.check(); err != nil {
 		return err
 	}
@@ -66,6 +67,7 @@ func (s Services) register(r grpc.ServiceRegistrar, gateway *runtime.ServeMux, c
 	pb.RegisterConsentServiceServer(r, &consentService{consents: s.Consents})
 	pb.RegisterAuditServiceServer(r, &auditService{audit: s.Audit})
 	pb.RegisterWebhookServiceServer(r, &webhookService{endpoints: s.WebhookEndpoints, deliveries: s.WebhookDeliveries})
+	pb.RegisterEventServiceServer(r, &eventService{events: s.Events, authority: authority, sessions: s.Sessions, servers: s.Servers, calls: s.Calls, now: time.Now})
 	ctx := context.Background()
 	return errors.Join(
 		pb.RegisterTenantServiceHandlerClient(ctx, gateway, pb.NewTenantServiceClient(conn)),
@@ -78,5 +80,6 @@ func (s Services) register(r grpc.ServiceRegistrar, gateway *runtime.ServeMux, c
 		pb.RegisterConsentServiceHandlerClient(ctx, gateway, pb.NewConsentServiceClient(conn)),
 		pb.RegisterAuditServiceHandlerClient(ctx, gateway, pb.NewAuditServiceClient(conn)),
 		pb.RegisterWebhookServiceHandlerClient(ctx, gateway, pb.NewWebhookServiceClient(conn)),
+		pb.RegisterEventServiceHandlerClient(ctx, gateway, pb.NewEventServiceClient(conn)),
 	)
 }

@@ -275,7 +275,7 @@ func (s *Service) admitTx(ctx context.Context, tx tenant.Tx, pl *plan, e *execut
 	}
 	if !send {
 		c.State = ConsentRequired
-		if err := insert(ctx, tx, c); err != nil {
+		if err := s.insert(ctx, tx, c); err != nil {
 			return err
 		}
 		_, err := s.deps.Audit.Append(ctx, tx, s.entry(c, "call.proposed", pl.principal.Actor(), map[string]any{"outcome": pl.decision.Outcome}))
@@ -286,7 +286,7 @@ func (s *Service) admitTx(ctx context.Context, tx tenant.Tx, pl *plan, e *execut
 			return errors.Join(err, errReplan)
 		}
 	}
-	return s.enterDispatch(ctx, tx, c, e, pl.principal.Actor(), insert)
+	return s.enterDispatch(ctx, tx, c, e, pl.principal.Actor(), s.insert)
 }
 
 // enterDispatch moves a call whose ground is locked to DISPATCHING: the attempt,
@@ -357,7 +357,7 @@ func (s *Service) storeDeniedTx(ctx context.Context, tx tenant.Tx, c *Call, r Re
 		return err
 	}
 	c.Receipt = id
-	return insert(ctx, tx, c)
+	return s.insert(ctx, tx, c)
 }
 
 // ground is what a dispatch stands on, as its transaction found and locked it.

@@ -98,6 +98,7 @@ func (k *committer) record(t tenant.ID, group []*member) {
 		}
 		m.done <- nil
 	}
+	k.s.recorded(t)
 }
 
 // together records the group in one round trip, unless somebody is to be told. A call whose request id is taken
@@ -144,7 +145,7 @@ func callsOf(group []*member) []*Call {
 // alone records one member, or learns that its request id is taken.
 func (k *committer) alone(ctx context.Context, t tenant.ID, m *member) error {
 	return k.s.deps.DB.InTx(ctx, t, func(ctx context.Context, tx tenant.Tx) error {
-		err := insert(ctx, tx, m.call)
+		err := k.s.insert(ctx, tx, m.call)
 		if m.repeated = errors.Is(err, errRepeated); m.repeated {
 			return nil
 		}

@@ -455,7 +455,7 @@ func (e *execution) harden(ctx context.Context) error {
 		if _, err := countCall(ctx, tx, &c); err != nil {
 			return err
 		}
-		if err := insert(ctx, tx, &c); err != nil {
+		if err := e.s.insert(ctx, tx, &c); err != nil {
 			return err
 		}
 		for _, a := range c.Attempts {

@@ -45,6 +45,7 @@ func (s *Service) noteUpdates(ctx context.Context) {
 func (s *Service) noteUpdate(ctx context.Context, k sessions.Key, uri string, refused bool) error {
 	epoch, _ := s.replica.mayDispatch()
 	return s.deps.DB.InTx(ctx, k.Tenant, func(ctx context.Context, tx tenant.Tx) error {
+		tx.AfterCommit(func() { s.recorded(k.Tenant) })
 		const hit = ` WHERE tenant_id = $1 AND server_id = $2 AND subject_source = $3 AND subject = $4 AND ($5 = '' OR session_id = $5)
 			AND state <> 'ENDED' AND replica_epoch = $7 AND `
 		args := []any{tx.Tenant(), k.Server, k.Subject.Source, k.Subject.Value, k.Session, uri, epoch}

@@ -105,6 +105,8 @@ func (e *execution) keepNotices() {
 		e.mu.Unlock()
 		if err := e.s.writeNotices(ctx, c); err != nil {
 			e.s.log.InfoContext(e.scoped(ctx), "record what a server says of a call", "tenant", e.key.tenant, "call", e.key.id, "error", detail(err))
+		} else if e.s.deps.Events != nil {
+			e.s.deps.Events.Progress(e.key.tenant, c.SessionID, c.ID)
 		}
 		t := time.NewTimer(noticePause)
 		select {

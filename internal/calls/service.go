@@ -58,7 +58,16 @@ type Signals interface {
 	PublishCall(t tenant.ID, callID string)
 }
 
-// Deps are the parts that calls are made of. All but Signals and Follower are needed.
+// Events tells those who follow a session; *events.Service is one. What happened is
+// recorded by the database in the transaction of the change, so that nothing here
+// can forget it: this only makes readers look at once.
+type Events interface {
+	Recorded(t tenant.ID)
+	Progress(t tenant.ID, sessionID, callID string)
+}
+
+// Deps are the parts that calls are made of. All but Signals, Events and Follower
+// are needed.
 type Deps struct {
 	DB        *tenant.DB
 	Sessions  Sessions
@@ -69,6 +78,7 @@ type Deps struct {
 	Audit     Audit
 	Vault     Vault
 	Signals   Signals
+	Events    Events
 	// Follower subscribes to resources; nil offers no subscriptions.
 	Follower Follower
 	Log      *slog.Logger
@@ -215,6 +225,7 @@ func (s *Service) ConsentsEnded(ctx context.Context, tx tenant.Tx, ended []conse
 // ConsentApproved implements consent.Calls: this replica dispatches the call. If
 // it dies first, the sweep of any replica does.
 func (s *Service) ConsentApproved(t tenant.ID, callID string) {
+	s.recorded(t)
 	s.tend(callKey{t, callID}, s.dispatching, "dispatch after consent", s.dispatchWaiting)
 }
 
@@ -251,6 +262,14 @@ func (s *Service) changed(t tenant.ID, callID string) {
 	s.hub.wake(callKey{t, callID})
 	if s.deps.Signals != nil {
 		s.deps.Signals.PublishCall(t, callID)
+	}
+	s.recorded(t)
+}
+
+// recorded makes those who follow a session look.
+func (s *Service) recorded(t tenant.ID) {
+	if s.deps.Events != nil {
+		s.deps.Events.Recorded(t)
 	}
 }
 

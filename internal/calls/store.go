@@ -64,7 +64,7 @@ func encodeError(e *Error) ([]byte, error) {
 // errRepeated undoes an insertion whose request id another call already has.
 var errRepeated = errors.New("calls: the request id is taken")
 
-func insert(ctx context.Context, tx tenant.Tx, c *Call) error {
+func (s *Service) insert(ctx context.Context, tx tenant.Tx, c *Call) error {
 	args, err := insertArgs(c)
 	if err != nil {
 		return err
@@ -76,6 +76,7 @@ func insert(ctx context.Context, tx tenant.Tx, c *Call) error {
 	if tag.RowsAffected() == 0 {
 		return errRepeated
 	}
+	tx.AfterCommit(func() { s.recorded(tx.Tenant()) })
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
@@ -77,6 +78,7 @@ func newWorld(t testing.TB) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(w.checkEvents)
 	w.vault = tenant.NewVault(w.db, ring)
 	w.audit, err = audit.New(w.db, w.vault, seal.NewSigner(seal.DeriveSeed(make([]byte, 32), "audit")), audit.Options{})
 	if err != nil {
@@ -86,6 +88,30 @@ func newWorld(t testing.TB) *world {
 		t.Fatal(err)
 	}
 	return w
+}
+
+// checkEvents holds the events against what is stored, after every test: each
+// session's are numbered without a hole, and the last of each call, consent and
+// question tells its state.
+func (w *world) checkEvents() {
+	rows, err := w.owner.Query(context.Background(), `
+		SELECT 'hole in ' || h.session_id FROM session_event_heads h JOIN session_events e USING (tenant_id, session_id)
+		 GROUP BY h.session_id, h.last HAVING count(e.n) <> h.last OR max(e.n) <> h.last OR count(*) <> h.last
+		UNION ALL SELECT 'not told: ' || c.call_id || ' ' || c.state FROM calls c LEFT JOIN LATERAL (SELECT e.state, e.revision, e.session_id FROM session_events e
+		   WHERE e.kind = 'call.changed' AND e.call_id = c.call_id ORDER BY n DESC LIMIT 1) e ON true
+		 WHERE (c.state, c.revision, c.session_id) IS DISTINCT FROM (e.state, e.revision, e.session_id)
+		UNION ALL SELECT 'not told: ' || consent_id || ' ' || state FROM consents c WHERE NOT EXISTS (SELECT FROM session_events e
+		   WHERE e.consent_id = c.consent_id AND e.kind = CASE c.state WHEN 'PENDING' THEN 'consent.requested' ELSE 'consent.decided' END)
+		UNION ALL SELECT 'not told: ' || interaction_id || ' ' || state FROM interactions c WHERE state IN ('PENDING', 'EXPIRED', 'WITHDRAWN')
+		   AND NOT EXISTS (SELECT FROM session_events e WHERE e.interaction_id = c.interaction_id AND e.state = c.state)`)
+	if err != nil {
+		w.t.Error(err)
+		return
+	}
+	wrong, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(wrong) > 0 {
+		w.t.Errorf("events: %q, %v", wrong, err)
+	}
 }
 
 // node is one replica: everything that a process has of its own.

@@ -95,17 +95,35 @@ func (s *Service) Authenticate(ctx context.Context, cred string, who OnBehalf, r
 	if err != nil {
 		return Principal{}, err
 	}
-	if c == nil || !secretMatches(cred, c.hash) || c.key.State != "ACTIVE" ||
-		(!c.key.ExpireTime.IsZero() && !s.now().Before(c.key.ExpireTime)) {
+	if c == nil || !secretMatches(cred, c.hash) || !c.stands(s.now()) {
 		return Principal{}, errUnauthenticated
 	}
-	return c.principal(who, remote)
-}
-
-func (c *credential) principal(who OnBehalf, remote netip.Addr) (Principal, error) {
 	if len(c.prefix) > 0 && !contains(c.prefix, remote) {
 		return Principal{}, fault.New(fault.Denied, "NETWORK_NOT_ALLOWED", "this key is not for callers of this network")
 	}
+	return c.principal(who)
+}
+
+// Reauthorize verifies that a key which was authenticated before still is what it
+// was: for streams, which outlive the look at their beginning, and for tickets. The
+// key's networks are not looked at: a ticket is used from elsewhere.
+func (s *Service) Reauthorize(ctx context.Context, keyID string, who OnBehalf) (Principal, error) {
+	c, err := s.credential(ctx, keyID)
+	if err != nil {
+		return Principal{}, err
+	}
+	if c == nil || !c.stands(s.now()) {
+		return Principal{}, errUnauthenticated
+	}
+	return c.principal(who)
+}
+
+// stands reports whether the key is neither revoked nor over.
+func (c *credential) stands(now time.Time) bool {
+	return c.key.State == "ACTIVE" && (c.key.ExpireTime.IsZero() || now.Before(c.key.ExpireTime))
+}
+
+func (c *credential) principal(who OnBehalf) (Principal, error) {
 	p := Principal{Tenant: c.tenant, KeyID: c.key.ID, Role: c.key.Role, MayDecide: c.key.MayDecide,
 		Servers: c.key.Servers, SubjectSpace: c.key.SubjectSpace, UserPatterns: c.key.UserPatterns}
 	if who.User == "" {

@@ -52,6 +52,12 @@ func TestIsolation_EveryMethodOfTheService(t *testing.T) {
 				t.Errorf("B's key is dead: %v", err)
 			}
 		},
+		"Reauthorize": func(t *testing.T) {
+			p, err := w.svc.Reauthorize(t.Context(), keyOfB.ID, tenant.OnBehalf{User: "alice"})
+			if err != nil || p.Tenant != b.Tenant || p.KeyID != keyOfB.ID || p.Subject.Value != "alice" {
+				t.Errorf("%+v, %v", p, err)
+			}
+		},
 		"Authenticate": func(t *testing.T) {
 			p, err := w.svc.Authenticate(t.Context(), secretB, tenant.OnBehalf{}, local)
 			if err != nil || p.Tenant != b.Tenant || p.Tenant == a.Tenant {

@@ -116,7 +116,7 @@ func (d development) walk(script string) {
 		`"name":"get_availability","effect":"READ"`, `"free":[{"start":"2026-12-07T08:00:00Z"`,
 		`"state":"CONSENT_REQUIRED"`, `"firstFailed":"consent"`, `"state":"PENDING"`, `"state":"APPROVED"`,
 		`"state":"SUCCEEDED"`, `"structuredContent":{"id":"ev_1"`, `"sideEffectId":"ev_1"`, `"untrusted":true`,
-		`"kind":"consent.decided"`, `"kind":"call.dispatched"`, `"ok":true`,
+		`"kind":"consent.decided"`, `"kind":"call.dispatched"`, `"ok":true`, "event: consent.requested\n", `{"ticket":"bht_`,
 		`"name":"office"`, `"reachable":true`, `"state":"ACTIVE"`, `"modelName":"office__get_availability"`,
 	} {
 		if !strings.Contains(out, want) {

@@ -254,12 +254,13 @@ type client struct {
 	pb.ConsentServiceClient
 	pb.AuditServiceClient
 	pb.WebhookServiceClient
+	pb.EventServiceClient
 }
 
 func newClient(c grpc.ClientConnInterface) *client {
 	return &client{pb.NewTenantServiceClient(c), pb.NewKeyServiceClient(c), pb.NewServerServiceClient(c), pb.NewContractServiceClient(c),
 		pb.NewSessionServiceClient(c), pb.NewCatalogServiceClient(c), pb.NewCallServiceClient(c), pb.NewConsentServiceClient(c),
-		pb.NewAuditServiceClient(c), pb.NewWebhookServiceClient(c)}
+		pb.NewAuditServiceClient(c), pb.NewWebhookServiceClient(c), pb.NewEventServiceClient(c)}
 }
 
 // codeOf is the gRPC code of an error of either transport.
