@@ -322,3 +322,34 @@ func TestSubscriptions_Child(t *testing.T) {
 		eventually(t, "the update of the new process is told", func() bool { return n >= 3 || seen.count("file:///a", false) > n })
 	}
 }
+
+// A subscription ends with its key, as when the registration is over: it opens no
+// connection again, and nothing is held for it.
+func TestSubscriptions_EndWithTheirKey(t *testing.T) {
+	t.Parallel()
+	s := mcptest.New(t, mcptest.Modern)
+	s.Capabilities(`{"tools":{},"resources":{"subscribe":true}}`)
+	l := newListener(s)
+	p, seen := subscribingPool(t, nil)
+	k, other := keyOf(t, "a"), keyOf(t, "a")
+	other.Registration++
+	for _, k := range []Key{k, other} {
+		if err := p.Subscribe(t.Context(), k, httpTarget(s.URL), "file:///a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := p.Registrations(); len(got) != 2 || !slices.Contains(got, Key{Tenant: k.Tenant, Server: k.Server, Registration: k.Registration}) {
+		t.Fatalf("%+v", got)
+	}
+	p.CloseKey(func(o Key) bool { return o == k })
+	eventually(t, "only the other registration is held", func() bool {
+		got := p.Registrations()
+		return len(got) == 1 && got[0].Registration == other.Registration && len(l.open()) == 1
+	})
+	if seen.count("file:///a", true) != 0 {
+		t.Error("an end of our own is told as a refusal")
+	}
+	if err := p.Subscribe(t.Context(), k, httpTarget(s.URL), "file:///a"); err != nil {
+		t.Errorf("subscribe again: %v", err)
+	}
+}
