@@ -231,7 +231,7 @@ func (s *Service) discover(ctx context.Context, pl *plan, anew bool) error {
 		}
 	}
 	if anew {
-		age = 0
+		age = catalog.Anew
 	}
 	rev, err := s.deps.Catalog.Current(ctx, pl.server, contextOf(pl.call.Tenant, pl.call.Subject, pl.call.SessionID), pl.decidedOn(), age)
 	if err != nil {

@@ -196,7 +196,7 @@ func contextOf(t tenant.ID, subject tenant.Subject, session string) catalog.Cont
 func (e *execution) refresh(ctx context.Context, c *Call) error {
 	age := e.age(c)
 	if e.anew {
-		age = 0
+		age = catalog.Anew
 	}
 	rev, err := e.s.current(ctx, e.server, c, age)
 	if err != nil {

@@ -16,6 +16,11 @@ import (
 // for, so that callers of one moment share one list.
 const minAge = time.Second
 
+// Anew as a maxAge asks PostgreSQL first whether a list still counts, instead of
+// believing what this replica confirmed lately, and wants it no older than one
+// moment's callers share.
+const Anew = -1 * time.Nanosecond
+
 // slot is what this replica knows about what one context sees.
 type slot struct {
 	mu    sync.Mutex // guards what follows
@@ -117,7 +122,7 @@ func (s *Service) look(ctx context.Context, w *wish, maxAge time.Duration) (verd
 	now, drops := s.o.Now(), s.dropCount(w.key.server)
 	sl := w.slot
 	sl.mu.Lock()
-	if !sl.at.IsZero() && now.Sub(sl.at) < confirmFor && sl.drops == drops {
+	if maxAge != Anew && !sl.at.IsZero() && now.Sub(sl.at) < confirmFor && sl.drops == drops {
 		defer sl.mu.Unlock()
 		w.landed, w.known = sl.landed, sl.view.newest()
 		return sl.judge(now, w.server.Registration, maxAge), nil

@@ -33,7 +33,7 @@ func (p *Pool) watch(c *conn) {
 		return
 	}
 	c.changed(connected) // what was listed before this connection may be out of date
-	if c.startWatcher(nil) == nil {
+	if c.startWatcher(nil, true) == nil {
 		c.watchedOnce()
 	}
 }
@@ -49,10 +49,14 @@ func (c *conn) watchedOnce() {
 }
 
 // startWatcher starts a watcher, which takes over from the one there is. It
-// returns nil when the connection is over.
-func (c *conn) startWatcher(uris []string) *watcher {
+// returns nil when the connection is over. The first of a connection is not
+// started where one is already: who subscribed meanwhile asked for more.
+func (c *conn) startWatcher(uris []string, first bool) *watcher {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if first && c.watcher != nil {
+		return c.watcher
+	}
 	if c.ended || !c.pool.tasks.begin() {
 		return nil
 	}
@@ -221,5 +225,5 @@ func (c *conn) listenFor(uris []string) {
 		}
 		return
 	}
-	c.startWatcher(uris)
+	c.startWatcher(uris, false)
 }
