@@ -298,10 +298,14 @@ func TestFO122_NoWayInward(t *testing.T) {
 	})
 }
 
-// Only an admin names an address that is fetched, and only as that of a server.
+// Only an admin names an address that is reached, and only as that of a server or
+// of a webhook endpoint. The URI of a resource is a server's own name for it and is
+// reached by nobody here.
 func TestFO123_NoParameterNamesAnAddress(t *testing.T) {
 	t.Parallel()
-	allowed := map[string]bool{"bulkhead.v1.CreateServerRequest": true, "bulkhead.v1.UpdateServerRequest": true}
+	allowed := map[string]bool{"bulkhead.v1.CreateServerRequest": true, "bulkhead.v1.UpdateServerRequest": true,
+		"bulkhead.v1.CreateWebhookEndpointRequest": true, "bulkhead.v1.UpdateWebhookEndpointRequest": true,
+		"bulkhead.v1.CreateResourceSubscriptionRequest": true}
 	methods := 0
 	protoregistry.GlobalFiles.RangeFilesByPackage("bulkhead.v1", func(f protoreflect.FileDescriptor) bool {
 		for i := range f.Services().Len() {
@@ -323,6 +327,9 @@ func TestFO123_NoParameterNamesAnAddress(t *testing.T) {
 		if _, err := c.CreateServer(w.ctx, &pb.CreateServerRequest{Name: "x", Transport: &pb.CreateServerRequest_Http{Http: &pb.Server_Http{Url: "http://127.0.0.1:1/"}}}); codeOf(err).String() != "PermissionDenied" {
 			t.Errorf("%s registers a server: %v", name, err)
 		}
+		if _, err := c.CreateWebhookEndpoint(w.ctx, &pb.CreateWebhookEndpointRequest{Url: "http://127.0.0.1:1/", EventTypes: []string{"call.finished"}}); codeOf(err).String() != "PermissionDenied" {
+			t.Errorf("%s makes a webhook endpoint: %v", name, err)
+		}
 	}
 }
 
@@ -334,6 +341,9 @@ func addressField(d protoreflect.MessageDescriptor, seen map[protoreflect.FullNa
 	for i := range d.Fields().Len() {
 		f := d.Fields().Get(i)
 		name := strings.ToLower(string(f.Name()))
+		if strings.HasSuffix(name, "_id") {
+			continue // one of our own
+		}
 		for _, word := range []string{"url", "uri", "endpoint", "metadata", "issuer", "origin", "host"} {
 			if strings.Contains(name, word) {
 				return string(f.FullName())
