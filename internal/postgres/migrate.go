@@ -39,10 +39,10 @@ func Migrate(ctx context.Context, url string, files fs.FS, log *slog.Logger) err
 	if err := db.PingContext(ctx); err != nil {
 		return Translate(err)
 	}
-	return migrate(ctx, db, files, log)
+	return migrate(ctx, url, db, files, log)
 }
 
-func migrate(ctx context.Context, db *sql.DB, files fs.FS, log *slog.Logger) error {
+func migrate(ctx context.Context, url string, db *sql.DB, files fs.FS, log *slog.Logger) error {
 	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(lockPollSeconds, lockAttempts))
 	if err != nil {
 		return fault.Wrap(err, "migration lock")
@@ -61,5 +61,5 @@ func migrate(ctx context.Context, db *sql.DB, files fs.FS, log *slog.Logger) err
 	if err != nil {
 		return fault.Wrap(err, "apply migrations")
 	}
-	return migrateQueue(ctx, db, log)
+	return migrateQueue(ctx, url, db, log)
 }

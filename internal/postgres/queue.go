@@ -5,8 +5,7 @@ import (
 	"database/sql"
 	"log/slog"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pressly/goose/v3/lock"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
@@ -38,48 +37,45 @@ GRANT SELECT ON river.river_migration TO bulkhead_system;
 GRANT USAGE ON ALL SEQUENCES IN SCHEMA river TO bulkhead_system`
 
 // migrateQueue brings the queue's tables to the version of the library that is
-// built in, where the schema for them exists. It takes the lock of the other
-// migrations.
-func migrateQueue(ctx context.Context, db *sql.DB, log *slog.Logger) error {
+// built in, where the schema for them exists. It holds the lock of the other
+// migrations meanwhile, in a session of its own.
+func migrateQueue(ctx context.Context, url string, db *sql.DB, log *slog.Logger) error {
+	var exists bool
+	if err := db.QueryRowContext(ctx, `SELECT to_regnamespace($1) IS NOT NULL`, QueueSchema).Scan(&exists); err != nil || !exists {
+		return Translate(err)
+	}
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return Translate(err)
 	}
 	defer conn.Close() //nolint:errcheck // the caller closes the pool behind it
-	return conn.Raw(func(c any) error { return migrateQueueOn(ctx, c.(*stdlib.Conn).Conn(), log) })
-}
-
-func migrateQueueOn(ctx context.Context, conn *pgx.Conn, log *slog.Logger) error {
-	var exists bool
-	if err := conn.QueryRow(ctx, `SELECT to_regnamespace($1) IS NOT NULL`, QueueSchema).Scan(&exists); err != nil || !exists {
+	// The lock ends with the session, when the caller closes the pool.
+	if _, err := conn.ExecContext(ctx, `SELECT pg_advisory_lock($1)`, lock.DefaultLockID); err != nil {
 		return Translate(err)
 	}
-	// The lock ends with the session, which ends with this function's caller.
-	if _, err := conn.Exec(ctx, `SELECT pg_advisory_lock($1)`, lock.DefaultLockID); err != nil {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return fault.Field1("migrationDatabaseUrl", "is not a PostgreSQL address")
+	}
+	cfg.MaxConns = 1
+	cfg.ConnConfig.RuntimeParams["application_name"] = "bulkhead-migrate"
+	cfg.ConnConfig.RuntimeParams["statement_timeout"] = "0"
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
 		return Translate(err)
 	}
-	m, err := rivermigrate.New(riverpgxv5.New(nil), &rivermigrate.Config{Schema: QueueSchema, Logger: slog.New(slog.DiscardHandler)})
+	defer pool.Close()
+	m, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Schema: QueueSchema, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return fault.Wrap(err, "read the queue's migrations")
 	}
-	// One after the other: a word that one adds to an enum counts for the next only
-	// once it is committed.
-	for more := true; more; {
-		err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-			done, err := m.MigrateTx(ctx, tx, rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{MaxSteps: 1})
-			if err != nil {
-				return err
-			}
-			more = len(done.Versions) > 0
-			for _, v := range done.Versions {
-				log.InfoContext(ctx, "queue migration applied", "version", v.Version, "duration", v.Duration)
-			}
-			return nil
-		})
-		if err != nil {
-			return fault.Wrap(err, "apply the queue's migrations")
-		}
+	done, err := m.Migrate(ctx, rivermigrate.DirectionUp, nil)
+	if err != nil {
+		return fault.Wrap(err, "apply the queue's migrations")
 	}
-	_, err = conn.Exec(ctx, queueGrants)
+	for _, v := range done.Versions {
+		log.InfoContext(ctx, "queue migration applied", "version", v.Version, "duration", v.Duration)
+	}
+	_, err = pool.Exec(ctx, queueGrants)
 	return fault.Wrap(err, "grant the queue")
 }

@@ -20,7 +20,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/postgres"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
@@ -73,7 +73,7 @@ type Options struct {
 	Recorder tenant.Recorder
 	Egress   Egress
 	// Queue is the job queue's way to the database, as the system role.
-	Queue riverdriver.Driver[pgx.Tx]
+	Queue *riverpgxv5.Driver
 	Log   *slog.Logger
 	// Observe is told of every attempt: its outcome is "delivered", "failed" for one
 	// that is tried again, and "given_up". It may be nil.
