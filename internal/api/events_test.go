@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -145,7 +146,7 @@ func TestEvents_Ticket(t *testing.T) {
 func TestSSE_Frames(t *testing.T) {
 	t.Parallel()
 	w := &recorder{header: http.Header{}}
-	s := &sseStream{ctx: t.Context(), in: &pb.StreamSessionEventsRequest{SessionId: sessionOne}, w: newPacedWriter(w)}
+	s := &sseStream{ctx: t.Context(), in: &pb.StreamSessionEventsRequest{SessionId: sessionOne}, w: newPacedWriter(w, streamWriteLimit)}
 	in := &pb.StreamSessionEventsRequest{}
 	if err := s.RecvMsg(in); err != nil || in.GetSessionId() != sessionOne || s.RecvMsg(in) != io.EOF {
 		t.Errorf("%v %v", in, err)
@@ -166,6 +167,55 @@ func TestSSE_Frames(t *testing.T) {
 	}
 	if w.header.Get("Content-Type") != "text/event-stream" || w.header.Get("X-Accel-Buffering") != "no" {
 		t.Error(w.header)
+	}
+}
+
+// A stream outlives the server's time for an answer as long as its reader reads,
+// and ends at a write that nobody takes.
+func TestPacedWriter_EndsWithAReaderWhoDoesNotRead(t *testing.T) {
+	t.Parallel()
+	const limit = 50 * time.Millisecond
+	for _, version := range []int{1, 2} {
+		ended := make(chan struct{})
+		srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			p := newPacedWriter(w, limit)
+			quiet := time.NewTicker(2 * limit)
+			defer quiet.Stop()
+			chunk := make([]byte, 64<<10)
+			var err error
+			for i := 0; err == nil; i++ {
+				if i < 3 {
+					<-quiet.C // the time for an answer passes between writes
+				}
+				if _, err = p.Write(chunk[:min(len(chunk), 1+i*len(chunk))]); err == nil {
+					err = p.flush()
+				}
+				if err != nil && i < 3 {
+					t.Errorf("HTTP/%d: write %d: %v", r.ProtoMajor, i, err)
+				}
+			}
+			close(ended)
+		}))
+		srv.Config.WriteTimeout = limit
+		srv.Config.Protocols = &http.Protocols{}
+		srv.Config.Protocols.SetHTTP1(true)
+		srv.Config.Protocols.SetUnencryptedHTTP2(true)
+		srv.Start()
+		tr := &http.Transport{Protocols: &http.Protocols{}}
+		tr.Protocols.SetHTTP1(version == 1)
+		tr.Protocols.SetUnencryptedHTTP2(version == 2)
+		res, err := (&http.Client{Transport: tr}).Get(srv.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Nothing is read: the writes go on until all that lies between is full.
+		<-ended
+		if res.ProtoMajor != version {
+			t.Errorf("HTTP/%d was spoken", res.ProtoMajor)
+		}
+		res.Body.Close()
+		tr.CloseIdleConnections()
+		srv.Close()
 	}
 }
 

@@ -34,7 +34,7 @@ func (s *Server) serveGRPC(w http.ResponseWriter, r *http.Request, limit int) {
 		io.Closer
 	}{io.MultiReader(bytes.NewReader(prefix[:n]), r.Body), r.Body}
 	if streaming[r.URL.Path] {
-		w = newPacedWriter(w)
+		w = newPacedWriter(w, streamWriteLimit)
 	}
 	s.grpc.ServeHTTP(w, r)
 }

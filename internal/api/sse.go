@@ -48,7 +48,7 @@ func (h *rest) serveStream(w http.ResponseWriter, r, inner *http.Request, rq *re
 		return
 	}
 	local := h.streams[method]
-	ss := &sseStream{ctx: inner.Context(), in: in, w: newPacedWriter(w)}
+	ss := &sseStream{ctx: inner.Context(), in: in, w: newPacedWriter(w, streamWriteLimit)}
 	err = h.edge.serveStream(rq, method, local.service, ss, local.handler)
 	var a *answer
 	switch {

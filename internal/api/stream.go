@@ -128,11 +128,12 @@ const streamWriteLimit = 10 * time.Second
 // server's time for a whole answer.
 type pacedWriter struct {
 	http.ResponseWriter
-	rc *http.ResponseController
+	rc    *http.ResponseController
+	limit time.Duration
 }
 
-func newPacedWriter(w http.ResponseWriter) *pacedWriter {
-	p := &pacedWriter{ResponseWriter: w, rc: http.NewResponseController(w)}
+func newPacedWriter(w http.ResponseWriter, limit time.Duration) *pacedWriter {
+	p := &pacedWriter{ResponseWriter: w, rc: http.NewResponseController(w), limit: limit}
 	// Between two writes no time counts.
 	p.rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // a writer of a test has no deadline
 	return p
@@ -143,7 +144,7 @@ func (p *pacedWriter) Unwrap() http.ResponseWriter { return p.ResponseWriter }
 
 // Write implements io.Writer.
 func (p *pacedWriter) Write(b []byte) (int, error) {
-	p.rc.SetWriteDeadline(time.Now().Add(streamWriteLimit)) //nolint:errcheck // see newPacedWriter
+	p.rc.SetWriteDeadline(time.Now().Add(p.limit)) //nolint:errcheck // see newPacedWriter
 	return p.ResponseWriter.Write(b)
 }
 
@@ -151,7 +152,7 @@ func (p *pacedWriter) Write(b []byte) (int, error) {
 func (p *pacedWriter) Flush() { p.flush() } //nolint:errcheck // the next write fails, too
 
 func (p *pacedWriter) flush() error {
-	p.rc.SetWriteDeadline(time.Now().Add(streamWriteLimit)) //nolint:errcheck // see newPacedWriter
+	p.rc.SetWriteDeadline(time.Now().Add(p.limit)) //nolint:errcheck // see newPacedWriter
 	err := p.rc.Flush()
 	if err == nil {
 		p.rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // see newPacedWriter

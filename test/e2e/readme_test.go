@@ -134,7 +134,11 @@ func (d development) walk(script string) {
 	if d.t.Failed() {
 		d.t.Logf("it shows:\n%s", out)
 	}
+	told := d.follow(regexp.MustCompile(`"sessionId":"(ses_\w+)"`).FindStringSubmatch(out))
 	stop()
+	if got := told(); !strings.Contains(got, "event: bye\n") || !strings.Contains(got, `"reason":"SHUTTING_DOWN"`) {
+		d.t.Errorf("a stream of events ends with the server's stop by:\n%s", got)
+	}
 
 	call := regexp.MustCompile(`"callId":"(call_\w+)"[^\n]*"state":"CONSENT_REQUIRED"`).FindStringSubmatch(out)
 	stop = d.start()
@@ -150,6 +154,34 @@ func (d development) walk(script string) {
 	}
 	d.keepCheckpoint()
 	stop()
+}
+
+// follow opens a stream of a session's events; what it returns waits for its end.
+func (d development) follow(session []string) (told func() string) {
+	d.t.Helper()
+	if session == nil {
+		d.t.Fatal("no session to follow")
+	}
+	b, err := os.ReadFile(filepath.Join(d.data, "demo.json"))
+	must(d.t, err)
+	var file map[string]string
+	must(d.t, json.Unmarshal(b, &file))
+	req, err := http.NewRequest("GET", file["url"]+"/v1/sessions/"+session[1]+"/events", nil)
+	must(d.t, err)
+	req.Header.Set("Authorization", "Bearer "+file["serviceKey"])
+	req.Header.Set("Bulkhead-User", "alice")
+	res, err := http.DefaultClient.Do(req)
+	must(d.t, err)
+	got := make(chan string, 1)
+	go func() {
+		defer res.Body.Close()
+		all, err := io.ReadAll(res.Body)
+		if err != nil {
+			all = append(all, err.Error()...)
+		}
+		got <- string(all)
+	}()
+	return func() string { return <-got }
 }
 
 // keepCheckpoint runs the very lines of docs/audit.md. The stop has signed a
