@@ -115,9 +115,8 @@ type Request struct {
 	// BeforeSend is called as late as possible before the first byte of the body
 	// is written, on another goroutine than the caller's. An error means that
 	// nothing is sent; Do returns it, with Phase NotSent. It is called again when
-	// the request is sent a second time: after the server refused it for its
-	// protocol version, and after a connection broke before it had taken the whole
-	// message.
+	// the message is written a second time, after a connection broke before it had
+	// taken the whole of it. A request that was answered is never sent again.
 	BeforeSend func() error
 	// OnAsk serves what a legacy server asks for while this request runs, one
 	// goroutine for each question, 8 at once. Only what the target declares reaches
@@ -264,9 +263,10 @@ type Response struct {
 	WWWAuthenticate string
 	// RetryAfter is what the server asked for with 429 or 503.
 	RetryAfter time.Duration
-	// Doubted says that the server refused the request, without carrying it out, in a
-	// way that speaks against what was negotiated with it. The connection was given
-	// up; the next one negotiates anew.
+	// Doubted says that the server refused the request, by its own word without
+	// carrying it out, in a way that speaks against what was negotiated with it. The
+	// connection was given up, and the next one negotiates anew; only one whose very
+	// version the server named as supported when it refused it stays.
 	Doubted bool
 	// Phase is how far the request came.
 	Phase Phase

@@ -174,8 +174,9 @@ func (c *conn) quiet() {
 	c.tellTimer = nil
 }
 
-// do sends one request and judges the answer. again means that the server refused
-// it for its protocol version and that it may be sent once more.
+// do sends one request and judges the answer. again means that the server says it
+// refused it for its protocol version; whether it is sent once more depends on what
+// the request may have done all the same.
 func (c *conn) do(ctx context.Context, t *Target, r *Request) (resp Response, again bool, err error) {
 	started := time.Now()
 	if err := c.gate(t, r.Method); err != nil {
@@ -223,7 +224,7 @@ func (c *conn) do(ctx context.Context, t *Target, r *Request) (resp Response, ag
 			c.pool.forgetEra(c.key)
 			c.pool.drop(c, "the server no longer speaks the negotiated version", true)
 		}
-		again = true
+		again, resp.Doubted = true, true
 	}
 	return resp, again, err
 }

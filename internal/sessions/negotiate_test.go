@@ -2,6 +2,7 @@ package sessions
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"strings"
 	"testing"
@@ -150,20 +151,64 @@ func TestProbe_RetriesOnceWhenItsVersionIsNamed(t *testing.T) {
 	t.Parallel()
 	s := mcptest.New(t, mcptest.Modern)
 	named := mcptest.Status(400, "application/json", `{"jsonrpc":"2.0","id":$ID,"error":{"code":-32022,"message":"x","data":{"supported":["2026-07-28"],"requested":"2026-07-28"}}}`)
-	s.On("server/discover", named, mcptest.Result(`{"supportedVersions":["2026-07-28"],"capabilities":{"tools":{}}}`))
-	s.On("tools/call", named, mcptest.Result(okResult))
+	s.On("server/discover", named, mcptest.Result(`{"supportedVersions":["2026-07-28"],"capabilities":{"tools":{},"completions":{}}}`))
+	s.On("tools/list", named, mcptest.Result(`{"tools":[]}`))
+	s.On("completion/complete", named, mcptest.Result(`{"completion":{"values":[]}}`))
 	p := newPool(t, nil)
-	r := echo()
-	sends := 0
-	r.BeforeSend = func() error { sends++; return nil }
-	resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), r)
-	succeed(t, resp, err)
-	if s.Count("server/discover") != 2 || s.Count("tools/call") != 2 || sends != 2 || s.Count("initialize") != 0 {
-		t.Fatalf("%d %d %d", s.Count("server/discover"), s.Count("tools/call"), sends)
+	k, target := keyOf(t, "a"), httpTarget(s.URL)
+	if _, err := p.List(t.Context(), k, target, KindTool); err != nil {
+		t.Fatal(err)
 	}
-	a, b := s.Seen("tools/call")[0], s.Seen("tools/call")[1]
-	if string(a.ID) == string(b.ID) {
-		t.Fatal("the second request has the id of the first")
+	resp, err := p.Do(t.Context(), k, target, Request{Method: "completion/complete", Params: json.RawMessage(`{}`)})
+	succeed(t, resp, err)
+	for _, method := range []string{"server/discover", "tools/list", "completion/complete"} {
+		seen := s.Seen(method)
+		if len(seen) != 2 || string(seen[0].ID) == string(seen[1].ID) {
+			t.Errorf("%s was sent %d times, or twice with one id", method, len(seen))
+		}
+	}
+	if s.Count("initialize") != 0 {
+		t.Error("the handshake was tried")
+	}
+}
+
+// A refusal for the protocol version proves nothing of what was done before it. A
+// request that a call stands behind is sent once, however the refusal comes.
+func TestVersionRefused_NoCallIsSentAgain(t *testing.T) {
+	t.Parallel()
+	const progress = `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"x","progress":1}}`
+	refusals := map[string]func(body string) mcptest.Answer{
+		"400":    func(body string) mcptest.Answer { return mcptest.Status(400, "application/json", body) },
+		"200":    mcptest.JSON,
+		"503":    func(body string) mcptest.Answer { return mcptest.Status(503, "application/json", body) },
+		"stream": func(body string) mcptest.Answer { return mcptest.Stream(mcptest.Event(body)) },
+		"stream after progress": func(body string) mcptest.Answer {
+			return mcptest.Stream(mcptest.Event(progress), mcptest.Event(body))
+		},
+	}
+	for how, refusal := range refusals {
+		for _, version := range []string{mcptest.Modern, mcptest.Legacy} {
+			for _, data := range []string{"", `,"data":{"supported":["2026-07-28","2025-11-25"]}`, `,"data":{"supported":["2025-06-18"]}`} {
+				t.Run(how+" "+version+data, func(t *testing.T) {
+					t.Parallel()
+					s := mcptest.New(t, version)
+					s.Capabilities(`{"tools":{},"resources":{},"prompts":{}}`)
+					p := newPool(t, nil)
+					for method, params := range map[string]string{"tools/call": `{"name":"echo","arguments":{}}`, "resources/read": `{"uri":"echo"}`, "prompts/get": `{"name":"echo"}`} {
+						s.On(method, refusal(`{"jsonrpc":"2.0","id":$ID,"error":{"code":-32022,"message":"no"`+data+`}}`), mcptest.Result(okResult))
+						sends := 0
+						resp, err := p.Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), Request{Method: method, Name: "echo", Params: json.RawMessage(params),
+							BeforeSend: func() error { sends++; return nil }, OnNotice: func(Notice) {}})
+						if err != nil || resp.Error == nil || resp.Error.Code != -32022 || resp.Phase != Answered || !resp.Doubted {
+							t.Errorf("%s: %+v, %v", method, resp, err)
+						}
+						if s.Count(method) != 1 || sends != 1 {
+							t.Errorf("%s was sent %d times (%d)", method, s.Count(method), sends)
+						}
+					}
+				})
+			}
+		}
 	}
 }
 
@@ -177,6 +222,10 @@ func TestServerThatBecameLegacyIsProbedAgain(t *testing.T) {
 	s.On("server/discover", mcptest.Error(-32601, "no", ""))
 	s.On("initialize", mcptest.Result(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{}}`))
 	s.On("tools/call", mcptest.Error(-32022, "no", `{"supported":["2025-11-25"]}`), mcptest.Result(okResult))
+	resp, err = p.Do(t.Context(), k, target, echo())
+	if err != nil || !resp.Doubted || resp.Error == nil || resp.Phase != Answered {
+		t.Fatalf("%+v, %v", resp, err)
+	}
 	resp, err = p.Do(t.Context(), k, target, echo())
 	succeed(t, resp, err)
 	if resp.Era != EraLegacy {

@@ -147,7 +147,9 @@ func (p *Pool) tell(ch Change) {
 
 // Do sends one request on the key's connection, opening it when there is none. A
 // request is sent at most once, except that a server which refused it for its
-// protocol version gets it a second time. The caller releases the response.
+// protocol version gets it a second time if the method only asks. For any other,
+// that refusal is no more than the server's word, and what follows from it is for
+// the caller to decide and to record. The caller releases the response.
 func (p *Pool) Do(ctx context.Context, k Key, t Target, r Request) (Response, error) {
 	if err := checkRequest(r.Method, &r); err != nil {
 		return Response{}, err
@@ -174,12 +176,22 @@ func (p *Pool) Do(ctx context.Context, k Key, t Target, r Request) (Response, er
 		p.release(c)
 		p.alarmed(k, t, err)
 		resp.Timings.Negotiation = waited
-		if !retry || again {
+		if !retry || again || !onlyAsks(&r) {
 			return resp, err
 		}
 		resp.Release()
 		again = true
 	}
+}
+
+// onlyAsks reports whether a request may be sent a second time without anybody's
+// leave: nothing comes of it but its answer, and nobody counts how often it is sent.
+func onlyAsks(r *Request) bool {
+	switch r.Method {
+	case string(mcp.MethodCompletionComplete), string(mcp.MethodTasksGet):
+		return r.BeforeSend == nil
+	}
+	return false
 }
 
 // checkRequest refuses what only a fault of ours can bring.
