@@ -128,7 +128,7 @@ func (q *changeQueue) heard(c sessions.Change) {
 		Context: &catalog.Context{Tenant: k.Tenant, Subject: k.Subject, Session: k.Session, Account: k.AccountVersion}}
 	// A further user's new connection says nothing against a list that others
 	// watch; the first one after a start does.
-	ch.Connected = c.Connected
+	ch.Connected, ch.Opened = c.Connected, c.Opened
 	ch.Own = c.Connected && !q.meet(changedServer{k.Tenant, k.Server})
 	select {
 	case q.queue <- ch:

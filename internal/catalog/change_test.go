@@ -326,3 +326,35 @@ func TestSwap_ManyChangesAreAllVoidedAndSummedUp(t *testing.T) {
 		t.Errorf("%d are told", len(got))
 	}
 }
+
+// Whoever lists first makes the connection, and is told of it: that list is newer.
+func TestInvalidate_AListMakesItsOwnConnection(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := w.admin("Acme")
+	v := w.server(p, "calendar")
+	c := v.scope(user(p, "ann"))
+	opened := func(at time.Time) Change {
+		return Change{Tenant: p.Tenant, ServerID: v.ID, Context: &c, Connected: true, Opened: at, Reason: "connected"}
+	}
+	stale := func() bool {
+		return len(w.rows(`SELECT context FROM catalog_current WHERE invalidated > generation`)) > 0
+	}
+	w.lister.does(func(ctx ctx, _ Server, _ Context, _ Kind) (Listing, error) {
+		return listing(tool("a", okSchema)), w.one.Invalidate(ctx, opened(w.one.o.Now()))
+	})
+	w.current(w.one, v, user(p, "ann"), time.Hour)
+	if stale() {
+		t.Error("a list under way is out of date by its own connection")
+	}
+	began := w.one.o.Now()
+	w.later(time.Minute)
+	w.current(w.one, v, user(p, "ann"), 30*time.Second)
+	if err := w.one.Invalidate(t.Context(), opened(began)); err != nil || stale() {
+		t.Errorf("a list that has ended is out of date by its own connection: %v", err)
+	}
+	w.later(time.Minute)
+	if err := w.one.Invalidate(t.Context(), opened(w.one.o.Now())); err != nil || !stale() {
+		t.Errorf("a list from before a connection is not out of date: %v", err)
+	}
+}

@@ -23,6 +23,9 @@ type Change struct {
 	// Connected says that the server announced nothing: a connection to it was
 	// made, and what was listed before may be out of date.
 	Connected bool
+	// Opened is when that connection began to be made: a list that has ended since,
+	// or that is under way, was made over it and is not out of date.
+	Opened time.Time
 	// Reason is for people: "the server announced a change", "reconnected".
 	Reason string
 }
@@ -118,6 +121,8 @@ func (s *Service) heard(ctx context.Context, k slotKey, c Change) bool {
 	defer sl.mu.Unlock()
 	if !c.Connected {
 		sl.noise.heard(now)
+	} else if !c.Opened.IsZero() && (sl.flight != nil || sl.noise.ended.After(c.Opened)) {
+		return false
 	}
 	// What does not count yet is not written either: a dispatch, which believes
 	// every mark, would refuse what readers are still shown.

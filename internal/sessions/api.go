@@ -412,6 +412,8 @@ type Change struct {
 	Key  Key
 	Kind string
 	// Connected says that a connection to the server was made and that nothing was
-	// listed on it yet: only what was listed before may be out of date.
+	// listed on it yet: only what was listed before may be out of date. Opened is
+	// when it began to be made, by this process's clock.
 	Connected bool
+	Opened    time.Time
 }

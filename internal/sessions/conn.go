@@ -156,7 +156,7 @@ func (c *conn) tell() {
 	for kind := range kinds {
 		ch := Change{Key: c.key, Kind: kind}
 		if kind == connected {
-			ch = Change{Key: c.key, Connected: true}
+			ch = Change{Key: c.key, Connected: true, Opened: c.opened}
 		}
 		c.pool.tell(ch)
 	}
