@@ -44,6 +44,7 @@ type execution struct {
 	mu        sync.Mutex
 	call      *Call // replaced, never changed in place
 	cancelled bool
+	halted    bool               // what the server asked ended because this replica stops
 	stop      context.CancelFunc // ends the request under way; nil between attempts
 	finishing bool               // a plain read is being recorded with its outcome
 	noticed   bool               // the server said something that is not recorded
@@ -161,7 +162,9 @@ func (e *execution) leave() {
 func (e *execution) end(o outcome, step Step) {
 	switch step {
 	case EndCancelled:
-		o.err = hostError("CANCELLED", "the call was cancelled")
+		if o.err == nil || o.err.Code != codeStopped {
+			o.err = hostError("CANCELLED", "the call was cancelled")
+		}
 		e.finish(o, Cancelled)
 	case Ask:
 		e.finishByQuery(o)
@@ -177,7 +180,8 @@ func (e *execution) failure(o outcome) Failure {
 	defer e.mu.Unlock()
 	c := e.call
 	f := Failure{Effect: c.Effect, Phase: o.phase, Idempotent: e.terms.Idempotency.Offered() && c.IdempotencyKey != "",
-		StatusQuery: e.terms.StatusQuery != nil, Temporary: o.temporary, Refused: o.refused, Queued: o.queued, Cancelled: e.cancelled, Asked: e.round != nil,
+		StatusQuery: e.terms.StatusQuery != nil, Temporary: o.temporary, Refused: o.refused, Queued: o.queued,
+		Cancelled: e.cancelled || o.err != nil && o.err.Code == codeStopped, Asked: e.round != nil,
 		Attempt: c.tries(),
 		Retries: e.terms.Retry.Max, Left: time.Until(e.deadline), Delay: Delay(c.tries(), o.retryAfter, rand.Float64())}
 	if e.s.work.Err() != nil {

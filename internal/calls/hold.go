@@ -16,6 +16,9 @@ const (
 	holdMargin = 5 * time.Second
 	// settleTime bounds how long an answer waits for its record.
 	settleTime = 10 * time.Second
+	// haltTime is how long a server may take to end a call after its question ended
+	// because this replica stops.
+	haltTime = time.Second
 )
 
 // onAsk answers a question of a legacy server while its request stays open here. A
@@ -30,12 +33,46 @@ func (e *execution) onAsk(ctx context.Context, a sessions.Ask) sessions.Answer {
 	if e.isCancelled() {
 		return dismissed(q)
 	}
-	i, err := e.hold(ctx, q)
-	if err != nil {
-		e.s.log.WarnContext(e.scoped(ctx), "a server's question could not be put", "tenant", e.key.tenant, "call", e.key.id, "error", detail(err))
+	if e.s.stopping() {
+		defer e.halt()
 		return dismissed(q)
 	}
-	return e.settle(ctx, q, i, e.awaitAnswer(ctx, i))
+	i, err := e.hold(ctx, q)
+	if errors.Is(err, errCancelWanted) {
+		return dismissed(q)
+	}
+	if err != nil {
+		e.s.log.WarnContext(e.scoped(ctx), "a server's question could not be put", "tenant", e.key.tenant, "call", e.key.id, "error", detail(err))
+		return broken()
+	}
+	end, stopping := e.awaitAnswer(ctx, i)
+	if stopping {
+		defer e.halt()
+	}
+	return e.settle(ctx, q, i, end)
+}
+
+// stopping reports whether this replica drains: nobody can answer here any more
+// what it holds.
+func (s *Service) stopping() bool {
+	select {
+	case <-s.drain:
+		return true
+	default:
+		return false
+	}
+}
+
+// halt ends the request whose question ended because this replica stops, unless
+// the server ends it at once: what the server says in time is what counts.
+func (e *execution) halt() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.halted || e.stop == nil {
+		return
+	}
+	e.halted = true
+	time.AfterFunc(haltTime, e.stop)
 }
 
 // asker serves a server's questions, nil where none was offered to answer any.
@@ -56,6 +93,10 @@ func dismissed(q question) sessions.Answer {
 	}
 	return actionResult(Dismiss)
 }
+
+// broken is what a server is told when the host could not put its question: no
+// person has said anything.
+func broken() sessions.Answer { return rejected(codeInternal, "the question could not be put") }
 
 // noteRefusal records a question that the host refused by itself.
 func (e *execution) noteRefusal(ctx context.Context, q question) {
@@ -91,10 +132,8 @@ func (e *execution) hold(ctx context.Context, q question) (Interaction, error) {
 	var expire time.Time
 	err = s.deps.DB.InTx(ctx, e.key.tenant, func(ctx context.Context, tx tenant.Tx) error {
 		var mine, cancelled bool
-		err := tx.QueryRow(ctx, `SELECT state IN ('DISPATCHING', 'INPUT_REQUIRED') AND replica_epoch = $3 AND attempt = $4, cancel_requested,
-			1 + COALESCE((SELECT round FROM call_inputs i WHERE i.tenant_id = c.tenant_id AND i.call_id = c.call_id), 0)
-			FROM calls c WHERE tenant_id = $1 AND call_id = $2 FOR UPDATE`, tx.Tenant(), c.ID, c.Epoch, c.Attempt).
-			Scan(&mine, &cancelled, &sealed.number)
+		err := tx.QueryRow(ctx, `SELECT state IN ('DISPATCHING', 'INPUT_REQUIRED') AND replica_epoch = $3 AND attempt = $4, cancel_requested
+			FROM calls WHERE tenant_id = $1 AND call_id = $2 FOR UPDATE`, tx.Tenant(), c.ID, c.Epoch, c.Attempt).Scan(&mine, &cancelled)
 		switch {
 		case err != nil:
 			return err
@@ -102,6 +141,12 @@ func (e *execution) hold(ctx context.Context, q question) (Interaction, error) {
 			return errLost
 		case cancelled:
 			return errCancelWanted
+		}
+		// Only a statement after the lock sees the round of a question beside this one.
+		err = tx.QueryRow(ctx, `SELECT 1 + COALESCE(max(round), 0) FROM call_inputs WHERE tenant_id = $1 AND call_id = $2`, tx.Tenant(), c.ID).
+			Scan(&sealed.number)
+		if err != nil {
+			return err
 		}
 		if expire, err = s.storeRound(ctx, tx, &c, sealed, inputHeld, c.Epoch, &until); err != nil {
 			return err
@@ -125,18 +170,17 @@ func (e *execution) hold(ctx context.Context, q question) (Interaction, error) {
 }
 
 // awaitAnswer waits until the question ends: it returns what it ends as when nobody
-// has answered by then.
-func (e *execution) awaitAnswer(ctx context.Context, i Interaction) InteractionState {
+// has answered by then, and whether that is because this replica stops.
+func (e *execution) awaitAnswer(ctx context.Context, i Interaction) (end InteractionState, stopping bool) {
 	until := time.NewTimer(time.Until(e.deadline) - e.margin())
 	defer until.Stop()
 	for {
 		ch, release := e.s.hub.watch(e.key)
 		if end := e.lookAt(ctx, i); end != "" {
 			release()
-			return end
+			return end, false
 		}
 		t := time.NewTimer(e.s.cfg.Poll)
-		end := InteractionState("")
 		select {
 		case <-ch:
 		case <-t.C:
@@ -144,11 +188,13 @@ func (e *execution) awaitAnswer(ctx context.Context, i Interaction) InteractionS
 			end = WasExpired
 		case <-ctx.Done():
 			end = Withdrawn
+		case <-e.s.drain:
+			end, stopping = WasCancelled, true
 		}
 		t.Stop()
 		release()
 		if end != "" {
-			return end
+			return end, stopping
 		}
 	}
 }
@@ -198,7 +244,7 @@ func (e *execution) settle(ctx context.Context, q question, i Interaction, end I
 	if err != nil {
 		// What the call becomes tells: its outcome is written with all of its questions.
 		e.s.log.WarnContext(e.scoped(ctx), "settle a server's question", "tenant", e.key.tenant, "call", e.key.id, "error", detail(err))
-		return dismissed(q)
+		return broken()
 	}
 	e.update(func(c *Call) {
 		c.Interactions = slices.DeleteFunc(slices.Clone(c.Interactions), func(x Interaction) bool { return x.ID == i.ID })
@@ -215,7 +261,7 @@ func (e *execution) settle(ctx context.Context, q question, i Interaction, end I
 	}
 	result, err := e.s.deps.Vault.Open(ctx, e.key.tenant, vaultInteraction, i.ID, "response", got.response)
 	if err != nil {
-		return dismissed(q)
+		return broken()
 	}
 	return sessions.Answer{Result: result}
 }
@@ -225,7 +271,10 @@ func (s *Service) settleTx(ctx context.Context, tx tenant.Tx, c *Call, id string
 	if err != nil {
 		return got, 0, err
 	}
-	if locked.State != InputRequired || locked.Epoch != c.Epoch || locked.Attempt != c.Attempt {
+	// A question beside this one that was settled after all were answered has let
+	// the call go on already.
+	onward := locked.State == Dispatching
+	if locked.State != InputRequired && !onward || locked.Epoch != c.Epoch || locked.Attempt != c.Attempt {
 		return got, 0, errLost // another replica has ended it
 	}
 	tag, err := tx.Exec(ctx, `UPDATE interactions SET state = $3, answered_how = 'HOST', answer_time = clock_timestamp()
@@ -241,7 +290,7 @@ func (s *Service) settleTx(ctx context.Context, tx tenant.Tx, c *Call, id string
 	open := 0
 	err = tx.QueryRow(ctx, `SELECT state, response, (SELECT count(*) FROM interactions x WHERE x.tenant_id = $1 AND x.call_id = i.call_id AND x.state = 'PENDING')
 		FROM interactions i WHERE tenant_id = $1 AND interaction_id = $2`, tx.Tenant(), id).Scan(&got.State, &got.response, &open)
-	if err != nil || open > 0 {
+	if err != nil || open > 0 || onward {
 		return got, locked.Revision, err
 	}
 	return got, locked.Revision + 1, s.unhold(ctx, tx, c)

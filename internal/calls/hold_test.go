@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -285,5 +286,123 @@ func TestHold_UnsettledQuestionEndsWithItsCall(t *testing.T) {
 	got := sc.until(c.ID, Succeeded)
 	if n := w.count(`SELECT count(*) FROM interactions WHERE state = 'PENDING'`); n != 0 || len(got.Interactions) != 0 {
 		t.Errorf("%d open", n)
+	}
+}
+
+// Several questions of one request are open at a time: each is shown, and each
+// answer reaches the question that it belongs to.
+func TestHold_ManyQuestionsAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	sc := w.scene(w.node(quick()), reverseContract...)
+	const many = 8
+	ask := func(n int) sessions.Ask {
+		return sessions.Ask{Method: "elicitation/create", Params: fmt.Appendf(nil,
+			`{"message":"q%d","requestedSchema":{"type":"object","properties":{"n":{"type":"string"}}}}`, n)}
+	}
+	w.sender.answer(func(ctx ctx, s sent, n int) (response, error) {
+		told := make([]string, many)
+		var wg sync.WaitGroup
+		for n := range many {
+			wg.Go(func() {
+				got := s.r.OnAsk(ctx, ask(n))
+				told[n] = string(got.Result)
+				if got.Error != nil {
+					told[n] = fmt.Sprint(got.Error.Code)
+				}
+			})
+		}
+		wg.Wait()
+		raw, err := json.Marshal(map[string]any{"content": []map[string]string{{"type": "text", "text": strings.Join(told, " ")}}})
+		if err != nil {
+			return response{}, err
+		}
+		return sessions.ReadResult(raw)
+	})
+	for _, tool := range []string{"write", "read"} {
+		c := sc.propose(tool)
+		w.eventually(func() bool { c = sc.get(c.ID); return len(c.Interactions) == many }, func() string {
+			return fmt.Sprintf("%d questions of %d", len(c.Interactions), many)
+		})
+		want := make([]string, many)
+		for _, i := range c.Interactions {
+			if i.State != Pending {
+				t.Fatalf("%+v", i)
+			}
+			message := i.View().Message
+			at := int(message[1] - '0')
+			want[at] = `{"action":"accept","content":{"n":"` + message + `"}}`
+			if _, err := sc.Respond(t.Context(), sc.alice, c.ID, i.ID, Answer{Action: Accept, Content: json.RawMessage(`{"n":"` + message + `"}`)}); err != nil {
+				t.Fatal(detail(err))
+			}
+		}
+		if c = sc.until(c.ID, Succeeded); c.told() != strings.Join(want, " ") {
+			t.Fatalf("%s: %s", tool, c.told())
+		}
+	}
+	w.verify(sc.alice.Tenant)
+}
+
+// A fault of the host is no person's word: the server hears of it as what it is.
+func TestHold_HostFails(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	sc := w.scene(w.node(quick()), reverseContract...)
+	w.exec(`ALTER TABLE interactions ADD CONSTRAINT none CHECK (false) NOT VALID`)
+	w.sender.answer(legacy(form(""), sampling("")))
+	for _, tool := range []string{"read", "write"} {
+		if c := sc.propose(tool); c.State != Succeeded || c.told() != "-32603 -32603" {
+			t.Errorf("%s: %s %s", tool, c.State, c.told())
+		}
+	}
+}
+
+// A stop does not wait for people: they could not answer here any more. What the
+// server says in time counts; else a read is cancelled, a write uncertain.
+func TestHold_Drain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	told := make(chan sessions.Answer, 2)
+	silent := func(ctx ctx, s sent, n int) (response, error) {
+		told <- s.r.OnAsk(ctx, form(""))
+		told <- s.r.OnAsk(ctx, form(""))
+		return hang(ctx, s, n)
+	}
+	for name, c := range map[string]struct {
+		script      func(ctx, sent, int) (response, error)
+		read, write State
+	}{
+		"the server ends the call": {legacy(form("")), Succeeded, Succeeded},
+		"the server is silent":     {silent, Cancelled, Uncertain},
+	} {
+		for tool, state := range map[string]State{"read": c.read, "write": c.write} {
+			t.Run(name+" "+tool, func(t *testing.T) {
+				w.sender.answer(c.script)
+				n := w.node(quick())
+				sc := w.scene(n, reverseContract...)
+				sc.t = t
+				call := sc.propose(tool)
+				if call.State != InputRequired {
+					t.Fatalf("%+v", call)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if err := n.Stop(ctx); err != nil || ctx.Err() != nil {
+					t.Fatal("the stop took all of its time: ", err)
+				}
+				got := sc.on(w.node(quick())).get(call.ID)
+				if got.State != state || state == Succeeded && got.told() != `{"action":"cancel"}` ||
+					state != Succeeded && (got.Error.Code != codeStopped || !strings.Contains(got.Error.Message, "the host stopped")) {
+					t.Fatalf("%s %+v %s", got.State, got.Error, got.told())
+				}
+				if state != Succeeded && (string((<-told).Result) != `{"action":"cancel"}` || string((<-told).Result) != `{"action":"cancel"}`) {
+					t.Error("the server was told something else")
+				}
+				all, err := sc.Interactions(t.Context(), sc.alice, call.ID)
+				if err != nil || len(all) != 1 || all[0].State != WasCancelled {
+					t.Errorf("%+v %v", all, err)
+				}
+			})
+		}
 	}
 }

@@ -56,6 +56,10 @@ func (o outcome) word() string {
 	return string(Failed)
 }
 
+// codeStopped is the code of a call that ended because this replica stops and
+// nobody can answer any more what its server asks.
+const codeStopped = "HOST_STOPPED"
+
 func hostError(code, format string, args ...any) *Error {
 	return &Error{Layer: LayerHost, Code: code, Message: fmt.Sprintf(format, args...)}
 }
@@ -96,6 +100,11 @@ func (e *execution) readFailure(o *outcome, c *Call, r sessions.Response, err er
 	if ok && f.Kind == fault.Canceled || !ok && errors.Is(err, context.Canceled) {
 		// A person's wish or this replica's end: the server has no part in it.
 		o.err = hostError("CANCELLED", "the call was cancelled while the server worked on it")
+		e.mu.Lock()
+		if e.halted && !e.cancelled {
+			o.err = hostError(codeStopped, "the host stopped while the server waited for an answer to its question")
+		}
+		e.mu.Unlock()
 		return
 	}
 	if !ok {

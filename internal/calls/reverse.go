@@ -68,7 +68,8 @@ func (q question) refused(state InteractionState, why, detail string, a sessions
 // The JSON-RPC errors that a question is answered with.
 const (
 	codeMethodNotFound = -32601
-	codeRejected       = -1 // a person refused to have the model asked
+	codeInternal       = -32603 // the host failed
+	codeRejected       = -1     // a person refused to have the model asked
 )
 
 func rejected(code int64, message string) sessions.Answer {
