@@ -11,7 +11,7 @@ import (
 // returns the question.
 func (r *realWorld) asked(session, tool string, args obj, kind pb.Interaction_Kind) (*pb.Call, *pb.Interaction) {
 	r.t.Helper()
-	call := r.settled(session, tool, args)
+	call := r.propose(r.alice, session, "real", tool, args)
 	wantState(r.t, call, pb.Call_INPUT_REQUIRED)
 	if len(call.GetInteractions()) != 1 {
 		r.t.Fatalf("%d questions: %v", len(call.GetInteractions()), call)
@@ -104,18 +104,6 @@ func (r *realWorld) allowAsking(reverse obj, tool string) (session string) {
 	return r.session(r.alice, "real")
 }
 
-// settled proposes a call, and again as long as a change of the server's list that
-// is heard between the decision and the sending ends it: this server tells of each
-// tool that it adds.
-func (r *realWorld) settled(session, tool string, args obj) (call *pb.Call) {
-	r.t.Helper()
-	r.until("the list stands still", func() bool {
-		call = r.propose(r.alice, session, "real", tool, args)
-		return call.GetState() != pb.Call_DENIED || call.GetError().GetCode() != "VOID"
-	})
-	return call
-}
-
 // appears waits for a tool that the server adds after the handshake, which only
 // its notice of a changed list tells.
 func (r *realWorld) appears(session, tool string) {
@@ -150,7 +138,7 @@ func (r *realWorld) notOffered(t *testing.T, tool string) {
 	t.Helper()
 	ses := r.allowAsking(obj{}, tool)
 	r.until(tool+" is offered no more", func() bool { return r.tools(r.alice, ses)[tool] == nil })
-	wantDenied(t, r.settled(ses, tool, obj{"prompt": "Say hello"}), "definition")
+	wantDenied(t, r.propose(r.alice, ses, "real", tool, obj{"prompt": "Say hello"}), "definition")
 }
 
 func everythingSampling(t *testing.T, r *realWorld) {
@@ -174,7 +162,7 @@ func everythingRoots(t *testing.T, r *realWorld) {
 	const tool = "get-roots-list"
 	ses := r.allowAsking(obj{"roots": []string{"file:///srv/shared"}}, tool)
 	r.appears(ses, tool)
-	wantText(t, r.settled(ses, tool, obj{}), "URI: file:///srv/shared")
+	wantText(t, r.propose(r.alice, ses, "real", tool, obj{}), "URI: file:///srv/shared")
 	r.notOffered(t, tool)
 }
 
