@@ -1,10 +1,13 @@
 package calls
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/audit"
 	"github.com/bulkhead-mcp/bulkhead/internal/mcptest"
+	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
 )
 
 // A server that refuses a call for its protocol version may have carried it out all
@@ -71,4 +74,57 @@ func TestWire_VersionRefused(t *testing.T) {
 // attempts counts those of a call's attempts that the audit log knows.
 func (w *world) attempts(callID string) int {
 	return w.count(`SELECT count(*) FROM audit_entries WHERE call_id = $1 AND kind = $2`, callID, audit.CallDispatched)
+}
+
+// What a server keeps in a state is for nobody to see, in whatever it wraps it; and
+// what the database cannot hold ends the call at once, with its reason.
+func TestWire_StateIsNeverShown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	sc := w.scene(w.node(quick()), reverseContract...)
+	server := mcptest.New(t, mcptest.Modern)
+	server.Capabilities(`{"tools":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}`)
+	w.wired(server)
+	const ask = `"inputRequests":{"k":{"method":"roots/list"}}`
+	task := `{"resultType":"task","taskId":"T","status":"working"}`
+	for name, c := range map[string]struct {
+		answer, task string
+		state        State
+		code         string
+	}{
+		"complete":     {`{"content":[],"requestState":"SECRET"}`, "", Succeeded, ""},
+		"failed":       {`{"isError":true,"content":[],"requestState":"SECRET"}`, "", Failed, "TOOL_ERROR"},
+		"state twice":  {`{"resultType":"input_required","requestState":"SECRET","requestState":"SECRET",` + ask + `}`, "", Failed, sessions.ResultInvalid},
+		"odd state":    {`{"resultType":"input_required","requestState":["SECRET"],` + ask + `}`, "", Failed, sessions.ResultInvalid},
+		"odd type":     {`{"resultType":"odd","requestState":"SECRET"}`, "", Failed, "RESULT_TYPE_INVALID"},
+		"flawed":       {`{"isError":1,"requestState":"SECRET"}`, "", Failed, sessions.ResultInvalid},
+		"key with NUL": {`{"resultType":"input_required","requestState":"SECRET","inputRequests":{"a\u0000":{"method":"roots/list"}}}`, "", Failed, sessions.ResultInvalid},
+		"task done":    {task, `"status":"completed","result":{"content":[],"requestState":"SECRET"}`, Succeeded, ""},
+		"task asks":    {task, `"status":"completed","result":{"resultType":"input_required","requestState":"SECRET",` + ask + `}`, Failed, sessions.ResultInvalid},
+	} {
+		server.On("tools/call", mcptest.Result(c.answer))
+		server.On("tasks/get", mcptest.Result(`{"resultType":"complete","taskId":"T",`+c.task+`}`))
+		got := sc.propose("write", func(p *Proposal) {
+			p.Arguments = []byte(`{"title":"` + name + `"}`)
+			if c.task != "" {
+				p.Wait = 0
+			}
+		})
+		if c.task != "" {
+			w.eventually(func() bool { sc.look(); got = sc.get(got.ID); return got.State.Settled() }, func() string { return name + ": no end" })
+		}
+		code := ""
+		if got.Error != nil {
+			code = got.Error.Code
+		}
+		if got.State != c.state || code != c.code {
+			t.Errorf("%s is %s: %+v", name, got.State, got.Error)
+		}
+		if shown := fmt.Sprintf("%s %+v %q", got.Result, got.Error, got.Findings); strings.Contains(shown, "SECRET") {
+			t.Errorf("%s shows %s", name, shown)
+		}
+	}
+	if n := w.count(`SELECT count(*) FROM calls WHERE convert_from(COALESCE(result, ''), 'UTF8') LIKE '%SECRET%'`); n > 0 {
+		t.Errorf("%d calls keep a state", n)
+	}
 }

@@ -3,7 +3,9 @@ package contract
 import (
 	"math"
 	"strconv"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"cel.dev/cel-go/common/types"
 	"cel.dev/cel-go/common/types/ref"
@@ -94,7 +96,7 @@ func (q *StatusQuery) SideEffectID(v Vars) string {
 	}
 	value, reason := q.sideEffectID.eval(&v, &meter{})
 	id, ok := value.(types.String)
-	if reason != "" || !ok || len(id) > maxSideEffectID {
+	if reason != "" || !ok || len(id) > maxSideEffectID || !utf8.ValidString(string(id)) || strings.ContainsRune(string(id), 0) {
 		return ""
 	}
 	return string(id)

@@ -185,6 +185,7 @@ func TestStatusQuery(t *testing.T) {
 		{`{"found":true}`, VerdictUnknown, ""},
 		{`{}`, VerdictUnknown, ""},
 		{`{"found":true,"id":5}`, VerdictSucceeded, ""},
+		{`{"found":true,"id":"a\u0000b"}`, VerdictSucceeded, ""},
 		{`{"found":true,"id":"a","n":1e400}`, VerdictUnknown, ""},
 		{`{"found":true,"id":"` + strings.Repeat("x", 1025) + `"}`, VerdictSucceeded, ""},
 	}

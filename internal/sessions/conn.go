@@ -249,6 +249,9 @@ func (c *conn) respond(t *Target, r *Request, rep *reply, err error) (Response, 
 	switch {
 	case err != nil:
 	case rep.msg.result != nil:
+		if rep.msg.members.state {
+			resp.Result = without(rep.msg.result, requestState) // it is the server's alone
+		}
 		err = c.readResult(t, r, &rep.msg, &resp)
 	case rep.msg.errFlaw != "":
 		err = protocolError(ErrorInvalid, "the server answered with an error that is none of JSON-RPC: "+rep.msg.errFlaw).
@@ -283,7 +286,7 @@ func (c *conn) readResult(t *Target, r *Request, m *message, resp *Response) err
 		case kind == ResultComplete:
 		case kind == ResultInputRequired && mcp.MethodRequiresNameHeader(mcp.MCPMethod(r.Method)):
 			var in input
-			in, flaw = readInput(t.Declare, m.result)
+			in, flaw = readInput(t.Declare, m)
 			resp.Asks, resp.RequestState = in.asks, in.state
 		case kind == ResultTask && r.Method == string(mcp.MethodToolsCall) && t.Declare.Tasks && c.offers&offersTasks != 0:
 			resp.Task, flaw = readTask(t.Declare, m.result)
@@ -294,7 +297,7 @@ func (c *conn) readResult(t *Target, r *Request, m *message, resp *Response) err
 	}
 	if flaw != "" {
 		resp.ResultType, resp.Asks, resp.RequestState, resp.Task = "", nil, nil, nil
-		if member(m.result, "requestState") != nil {
+		if m.members.state {
 			resp.Result = nil // the state is not for anybody to see, and the rest of no use without it
 		}
 		return protocolError(ResultInvalid, "the server's result "+flaw)

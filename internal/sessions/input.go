@@ -1,6 +1,7 @@
 package sessions
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -43,6 +44,9 @@ func checkAsk(declared Capabilities, method string, params []byte) *RPCError {
 	if len(params) > 0 && params[0] != '{' || len(params) > maxAsk {
 		return refuse(mcp.INVALID_PARAMS, "the parameters are not an object of at most %d bytes", maxAsk)
 	}
+	if len(params) > 0 && !unambiguous(params) {
+		return refuse(mcp.INVALID_PARAMS, "the parameters have a member twice")
+	}
 	switch method {
 	case string(mcp.MethodElicitationCreate):
 		mode, known := "form", true
@@ -70,8 +74,15 @@ type input struct {
 
 // readInput reads the members of a result of the type input_required. flaw says
 // why it cannot be served, empty if it can.
-func readInput(declared Capabilities, result []byte) (in input, flaw string) {
-	if raw := member(result, "requestState"); raw != nil {
+func readInput(declared Capabilities, m *message) (in input, flaw string) {
+	found, twice := lift(m.result, requestState, "inputRequests")
+	if twice != "" {
+		return in, "has the member " + twice + " twice"
+	}
+	if raw := found[requestState]; raw != nil {
+		if m.repaired && bytes.Contains(raw, []byte("\uFFFD")) {
+			return in, "has a requestState that is not valid UTF-8"
+		}
 		if raw[0] != '"' {
 			return in, "has a requestState that is not a string"
 		}
@@ -80,7 +91,7 @@ func readInput(declared Capabilities, result []byte) (in input, flaw string) {
 		}
 		in.state = raw
 	}
-	if raw := member(result, "inputRequests"); raw != nil {
+	if raw := found["inputRequests"]; raw != nil {
 		if in.asks, flaw = readAsks(declared, raw); flaw != "" {
 			return input{}, flaw
 		}
@@ -106,6 +117,14 @@ func readAsks(declared Capabilities, raw []byte) (asks []Ask, flaw string) {
 		}
 		if len(name) > maxAskKey || slices.ContainsFunc(asks, func(b Ask) bool { return b.Key == a.Key }) {
 			flaw = "has a question whose key is too long or comes twice"
+			return errEnvelope
+		}
+		if !storable(a.Key) {
+			flaw = "has a question whose key is no readable text"
+			return errEnvelope
+		}
+		if !unambiguous(v) {
+			flaw = "has a question with a member that comes twice"
 			return errEnvelope
 		}
 		a.Method, _ = text(member(v, "method"))
@@ -146,7 +165,7 @@ func (c *conn) visits(t *Target, e *RPCError) []Ask {
 		id, named := text(member(v, "elicitationId"))
 		mode, _ := text(member(v, "mode"))
 		_, where := text(member(v, "url"))
-		if len(asks) >= maxAsks || len(v) > maxAsk || len(id) > maxAskKey || !named || !where || mode != "url" ||
+		if len(asks) >= maxAsks || len(v) > maxAsk || len(id) > maxAskKey || !storable(id) || !unambiguous(v) || !named || !where || mode != "url" ||
 			slices.ContainsFunc(asks, func(a Ask) bool { return a.Key == id }) {
 			return errEnvelope
 		}

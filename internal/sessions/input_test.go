@@ -58,6 +58,17 @@ func TestInput_Refused(t *testing.T) {
 		"no map":           {everything, `,"inputRequests":[]`},
 		"too many":         {everything, `,"inputRequests":{` + strings.Join(many, ",") + `}`},
 		"twice":            {everything, `,"inputRequests":{"a":{"method":"roots/list"},"a":{"method":"roots/list"}}`},
+		"key with NUL":     {everything, `,"inputRequests":{"a\u0000":{"method":"roots/list"}}`},
+		"surrogate in key": {everything, `,"inputRequests":{"a\ud800":{"method":"roots/list"}}`},
+		"bytes in key":     {everything, ",\"inputRequests\":{\"a\xff\":{\"method\":\"roots/list\"}}"},
+		"bytes in state":   {everything, ",\"requestState\":\"a\xff\""},
+		"state twice":      {everything, `,"requestState":"SECRET","inputRequests":{"a":{"method":"roots/list"}},"request\u0053tate":"SECRET"`},
+		"questions twice":  {everything, `,"inputRequests":{"a":{"method":"roots/list"}},"inputRequests":{"b":{"method":"roots/list"}}`},
+		"method twice":     {everything, `,"inputRequests":{"a":{"method":"roots/list","method":"roots/list"}}`},
+		"params twice":     {everything, `,"inputRequests":{"a":{"method":"roots/list","params":{},"params":{}}}`},
+		"URL twice":        {everything, `,"inputRequests":{"a":{"method":"elicitation/create","params":{"mode":"url","url":"https://x","url":"https://y"}}}`},
+		"field twice":      {everything, `,"inputRequests":{"a":{"method":"elicitation/create","params":{"mode":"form","requestedSchema":{"properties":{"n":{},"n":{}}}}}}`},
+		"type twice":       {everything, `,"requestState":"SECRET","resultType":"complete"`},
 		"long key":         {everything, `,"inputRequests":{"` + strings.Repeat("k", maxAskKey+1) + `":{"method":"roots/list"}}`},
 		"unknown method":   {everything, `,"inputRequests":{"a":{"method":"tools/call"}}`},
 		"no method":        {everything, `,"inputRequests":{"a":{}}`},
@@ -71,8 +82,20 @@ func TestInput_Refused(t *testing.T) {
 		s.On("tools/call", mcptest.Result(`{"resultType":"input_required"`+c.members+`}`))
 		resp, err := p.Do(t.Context(), keyOf(t, "a"), declaring(s.URL, c.declared), echo())
 		if f, ok := fault.As(err); !ok || f.Reason != ResultInvalid || resp.Phase != Answered || resp.Asks != nil || resp.RequestState != nil || resp.ResultType != "" ||
-			(resp.Result == nil) != strings.Contains(c.members, "requestState") {
+			(resp.Result == nil) != strings.Contains(c.members, "requestState") || strings.Contains(fmt.Sprintf("%s %v", resp.Result, err), "SECRET") {
 			t.Errorf("%s: %+v %v", name, resp, err)
+		}
+	}
+	// Whatever a result is, the state in it is for nobody to see.
+	for result, want := range map[string]string{
+		`{"requestState":"SECRET","content":[],"a":{"b":1}}`:                                   `{"content":[],"a":{"b":1}}`,
+		`{"content":[{"type":"text","text":"x"}],"REQUESTSTATE":"SECRET","requestState":[{}]}`: `{"content":[{"type":"text","text":"x"}]}`,
+		`{"requestState":"SECRET"}`:                                                            `{}`,
+	} {
+		s.On("tools/call", mcptest.Result(result))
+		resp, err := p.Do(t.Context(), keyOf(t, "a"), declaring(s.URL, everything), echo())
+		if succeed(t, resp, err); string(resp.Result) != want {
+			t.Errorf("%s became %s", result, resp.Result)
 		}
 	}
 	s.On("completion/complete", mcptest.Result(`{"resultType":"input_required","requestState":"s"}`))

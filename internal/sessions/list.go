@@ -58,13 +58,13 @@ func (c *conn) list(ctx context.Context, t *Target, kind string) (Listing, error
 			resp.Release()
 			return Listing{}, err
 		}
-		next, twice := lift(resp.Result, "nextCursor")
-		next = bytes.Clone(next)
+		found, twice := lift(resp.Result, "nextCursor")
+		next := bytes.Clone(found["nextCursor"])
 		resp.Release()
-		if !twice && (next == nil || string(next) == "null" || (c.era == EraLegacy && string(next) == `""`)) {
+		if twice == "" && (next == nil || string(next) == "null" || (c.era == EraLegacy && string(next) == `""`)) {
 			break
 		}
-		if twice || next[0] != '"' || len(next) > maxCursor {
+		if twice != "" || next[0] != '"' || len(next) > maxCursor {
 			return Listing{}, protocolError("CURSOR_INVALID", "the server's cursor is no string, too long or there twice")
 		}
 		if seen[string(next)] {

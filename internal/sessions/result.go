@@ -24,7 +24,10 @@ type members struct {
 	raw      [memberCount][]byte
 	twice    uint8 // a bit for each member that came more than once
 	miscased uint8 // a bit for each that came in another case
+	state    bool  // a requestState came, in any case
 }
+
+const requestState = "requestState"
 
 // scan walks over one result of any kind. Members that come twice are noted, not
 // refused: the server has answered, and that must not be lost.
@@ -47,6 +50,7 @@ func (m *members) scan(s *scanner) error {
 				m.miscased |= 1 << i
 			}
 		}
+		m.state = m.state || bytes.EqualFold(name, []byte(requestState))
 		return s.value(2)
 	})
 }

@@ -230,6 +230,10 @@ func TestTasks(t *testing.T) {
 	if got := s.Seen("tasks/get")[0].Header.Get("Mcp-Name"); got != "=?base64?dC/DqQ==?=" || s.Seen("tasks/get")[0].Header.Get("Mcp-Method") != "tasks/get" {
 		t.Errorf("Mcp-Name %q", got)
 	}
+	resp, err = get(`"taskId":"t/é","status":"completed","result":{"resultType":"input_required","requestState":"SECRET"}`)
+	if err != nil || string(resp.Task.Result) != `{"resultType":"input_required"}` {
+		t.Fatalf("%s %v", resp.Task.Result, err)
+	}
 	resp, err = get(`"taskId":"t/é","status":"input_required","inputRequests":{"q":{"method":"elicitation/create","params":{}}}`)
 	if err != nil || len(resp.Task.Asks) != 1 || resp.Task.Asks[0].Key != "q" {
 		t.Fatalf("%+v %v", resp.Task, err)
@@ -242,6 +246,14 @@ func TestTasks(t *testing.T) {
 		"another": `"taskId":"other","status":"working"`, "no id": `"status":"working"`, "no status": `"taskId":"t/é"`, "odd status": `"taskId":"t/é","status":"busy"`,
 		"no result": `"taskId":"t/é","status":"completed"`, "no error": `"taskId":"t/é","status":"failed"`, "odd time": `"taskId":"t/é","status":"working","ttlMs":-1`,
 		"unknown question": `"taskId":"t/é","status":"input_required","inputRequests":{"q":{"method":"x"}}`,
+		"id with NUL":      `"taskId":"t\u0000","status":"working"`, "half an id": `"taskId":"t\ud800","status":"working"`,
+		"id twice": `"taskId":"t/é","taskId":"t/é","status":"working"`, "status twice": `"taskId":"t/é","status":"working","status":"completed","result":{}`,
+		"time twice": `"taskId":"t/é","status":"working","ttlMs":1,"ttlMs":2`, "message twice": `"taskId":"t/é","status":"working","statusMessage":"a","statusMessage":"b"`,
+		"pause twice":     `"taskId":"t/é","status":"working","pollIntervalMs":1,"pollIntervalMs":2`,
+		"result twice":    `"taskId":"t/é","status":"completed","result":{"content":[]},"result":{"content":[]}`,
+		"error twice":     `"taskId":"t/é","status":"failed","error":{"code":1,"message":"x"},"error":{"code":1,"message":"x"}`,
+		"questions twice": `"taskId":"t/é","status":"input_required","inputRequests":{},"inputRequests":{}`,
+		"type twice":      `"resultType":"complete","resultType":"complete","taskId":"t/é","status":"working"`,
 	} {
 		resp, err := get(bad)
 		if f, ok := fault.As(err); !ok || f.Reason != ResultInvalid || resp.Task != nil {

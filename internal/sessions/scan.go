@@ -5,7 +5,10 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"strings"
 	"unicode/utf8"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/canonical"
 )
 
 // maxDepth bounds the nesting of a message from a server.
@@ -313,17 +316,10 @@ func shorten(s string, n int) string {
 
 // member returns the raw value of one member of an object, or nil when raw is no
 // object or has no such member. A member that comes twice counts as absent.
-func member(raw []byte, want string) []byte {
-	found, twice := lift(raw, want)
-	if twice {
-		return nil
-	}
-	return found
-}
-
-// lift is member for those to whom a member that comes twice is not an absent one.
-func lift(raw []byte, want string) (found []byte, twice bool) {
+// What another reading of it could do harm with is taken by lift.
+func member(raw []byte, want string) (found []byte) {
 	s := scanner{data: raw}
+	twice := false
 	err := s.object(0, func(name []byte) error {
 		v, err := s.raw(1)
 		if err == nil && string(name) == want {
@@ -331,8 +327,87 @@ func lift(raw []byte, want string) (found []byte, twice bool) {
 		}
 		return err
 	})
+	if err != nil || twice {
+		return nil
+	}
+	return found
+}
+
+// lift returns the raw values of some members of an object, and the name of one
+// that came twice: whoever acts on such an object must refuse it, because another
+// reader could see another value.
+func lift(raw []byte, want ...string) (found map[string][]byte, twice string) {
+	found = make(map[string][]byte, len(want))
+	s := scanner{data: raw}
+	err := s.object(0, func(name []byte) error {
+		v, err := s.raw(1)
+		if err != nil {
+			return err
+		}
+		for _, w := range want {
+			if string(name) != w {
+				continue
+			}
+			if found[w] != nil {
+				twice = w
+			}
+			found[w] = v
+		}
+		return nil
+	})
 	if err != nil {
-		return nil, false
+		return nil, ""
 	}
 	return found, twice
+}
+
+// unambiguous reports whether no object in a value, however deep, has a member
+// twice.
+func unambiguous(raw []byte) bool {
+	s := scanner{data: raw}
+	var walk func(depth int) error
+	walk = func(depth int) error {
+		switch s.peek() {
+		case '{':
+			seen := map[string]bool{}
+			return s.object(depth, func(name []byte) error {
+				if seen[string(name)] {
+					return errEnvelope
+				}
+				seen[string(name)] = true
+				return walk(depth + 1)
+			})
+		case '[':
+			return s.array(depth, func() error { return walk(depth + 1) })
+		}
+		return s.value(depth)
+	}
+	return walk(0) == nil
+}
+
+// without returns an object less the members with a name in any case, written anew.
+func without(raw []byte, unwanted string) []byte {
+	out := append(make([]byte, 0, len(raw)), '{')
+	s := scanner{data: raw}
+	err := s.object(0, func(name []byte) error {
+		v, err := s.raw(1)
+		if err != nil || bytes.EqualFold(name, []byte(unwanted)) {
+			return err
+		}
+		if len(out) > 1 {
+			out = append(out, ',')
+		}
+		out = append(append(canonical.AppendString(out, string(name)), ':'), v...)
+		return nil
+	})
+	if err != nil {
+		return nil
+	}
+	return append(out, '}')
+}
+
+// storable reports whether a text of a server is what it sent, to the byte, and can
+// be kept as one: a replaced character and U+0000 speak against it.
+func storable(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsAny(s, "\x00\uFFFD")
 }

@@ -30,14 +30,18 @@ const (
 // empty if it is one.
 func readTask(declared Capabilities, result []byte) (*Task, string) {
 	t := &Task{}
-	var ok bool
-	if t.ID, ok = text(member(result, "taskId")); !ok || t.ID == "" || len(t.ID) > maxTaskID {
-		return nil, fmt.Sprintf("has no taskId of at most %d bytes", maxTaskID)
+	found, twice := lift(result, "taskId", "status", "statusMessage", "ttlMs", "pollIntervalMs", "inputRequests", "result", "error")
+	if twice != "" {
+		return nil, "has the member " + twice + " twice"
 	}
-	t.Status, _ = text(member(result, "status"))
-	t.StatusMessage, _ = text(member(result, "statusMessage"))
+	var ok bool
+	if t.ID, ok = text(found["taskId"]); !ok || t.ID == "" || len(t.ID) > maxTaskID || !storable(t.ID) {
+		return nil, fmt.Sprintf("has no readable taskId of at most %d bytes", maxTaskID)
+	}
+	t.Status, _ = text(found["status"])
+	t.StatusMessage, _ = text(found["statusMessage"])
 	t.StatusMessage = shorten(t.StatusMessage, maxTaskMessage)
-	if raw := member(result, "ttlMs"); raw != nil && string(raw) != "null" {
+	if raw := found["ttlMs"]; raw != nil && string(raw) != "null" {
 		d, ok := milliseconds(raw)
 		if !ok {
 			return nil, "has a ttlMs that is no number of milliseconds"
@@ -45,17 +49,25 @@ func readTask(declared Capabilities, result []byte) (*Task, string) {
 		t.TTL = &d
 	}
 	// A pause that cannot be read is one that was not said.
-	t.PollInterval, _ = milliseconds(member(result, "pollIntervalMs"))
+	t.PollInterval, _ = milliseconds(found["pollIntervalMs"])
 	switch t.Status {
 	case TaskWorking, TaskCancelled:
 	case TaskInputRequired:
-		return t, t.readAsks(declared, result)
+		if raw := found["inputRequests"]; raw != nil {
+			var flaw string
+			t.Asks, flaw = readAsks(declared, raw) // those that were answered may be left out
+			return t, flaw
+		}
 	case TaskCompleted:
-		if t.Result = member(result, "result"); len(t.Result) == 0 || t.Result[0] != '{' {
+		raw := found["result"]
+		if len(raw) == 0 || raw[0] != '{' {
 			return nil, "is a completed task without a result"
 		}
+		if t.Result = raw; hasState(raw) {
+			t.Result = without(raw, requestState)
+		}
 	case TaskFailed:
-		raw := member(result, "error")
+		raw := found["error"]
 		if raw == nil {
 			return nil, "is a failed task without an error"
 		}
@@ -70,13 +82,10 @@ func readTask(declared Capabilities, result []byte) (*Task, string) {
 	return t, ""
 }
 
-// readAsks reads what a task asks for. That it asks for nothing new is fine, since
-// questions that were answered may be left out.
-func (t *Task) readAsks(declared Capabilities, result []byte) (flaw string) {
-	if raw := member(result, "inputRequests"); raw != nil {
-		t.Asks, flaw = readAsks(declared, raw)
-	}
-	return flaw
+// hasState reports whether a result has a requestState, in any case.
+func hasState(result []byte) bool {
+	var m members
+	return m.scan(&scanner{data: result}) == nil && m.state
 }
 
 // milliseconds reads a time; fractions are dropped.
