@@ -135,7 +135,7 @@ func TestHiddenList_StopsEvenAnApprovedRead(t *testing.T) {
 	stale := sc.propose("read_call")
 	sc.decide(stale, true)
 	sc.until(stale.ID, Succeeded) // a read goes on with a list that may be old
-	w.exec(`UPDATE catalog_current SET hidden = true`)
+	w.exec(`UPDATE catalog_current SET hidden = true, failures = 1, retry_time = clock_timestamp() + interval '1 hour'`)
 	sc.decide(c, true)
 	if got := sc.until(c.ID, Denied, Succeeded); got.State != Denied || got.Reason != ReasonVoid || w.sender.count("read_call") != 1 {
 		t.Fatalf("%s %s, %d sends", got.State, got.Reason, w.sender.count("read_call"))
