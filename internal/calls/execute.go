@@ -180,7 +180,7 @@ func (e *execution) failure(o outcome) Failure {
 	defer e.mu.Unlock()
 	c := e.call
 	f := Failure{Effect: c.Effect, Phase: o.phase, Idempotent: e.terms.Idempotency.Offered() && c.IdempotencyKey != "",
-		StatusQuery: e.terms.StatusQuery != nil, Temporary: o.temporary, Refused: o.refused, Queued: o.queued,
+		StatusQuery: e.terms.StatusQuery != nil, Temporary: o.temporary, Refused: o.refused, Queued: o.queued, Unreadable: o.unreadable,
 		Cancelled: e.cancelled || o.err != nil && o.err.Code == codeStopped, Asked: e.round != nil,
 		Attempt: c.tries(),
 		Retries: e.terms.Retry.Max, Left: time.Until(e.deadline), Delay: Delay(c.tries(), o.retryAfter, rand.Float64())}

@@ -26,6 +26,7 @@ type outcome struct {
 	temporary  bool
 	refused    bool // by the server, unexecuted, over something that can be put right
 	relist     bool // namely by listing its definitions
+	unreadable bool // the server answered with what says nothing of the call
 	queued     bool // it gave up its place in a queue of this replica
 	retryAfter time.Duration
 	findings   []string
@@ -124,14 +125,12 @@ func (e *execution) readFailure(o *outcome, c *Call, r sessions.Response, err er
 		o.temporary = true
 	}
 	switch f.Reason {
-	case sessions.ResultInvalid:
-		o.temporary = false
+	case sessions.ResultInvalid, sessions.ResultTypeInvalid:
+		o.temporary, o.unreadable = false, !r.OnlyAsked
 		o.result, o.findings = cleanResult(r.Result)
-		if c.Effect != Read {
-			o.err.Message += "; the server did answer, so the tool may have run"
-		}
 	case sessions.ErrorInvalid:
-		o.temporary = false
+		// An error whose code can be read is an error, whatever else is wrong with it.
+		o.temporary, o.unreadable = false, r.Error == nil || r.Error.Code == 0
 		if e := r.Error; e != nil {
 			o.err.Data = cleanJSON(e.Data)
 			if e.Message != "" {
@@ -139,10 +138,20 @@ func (e *execution) readFailure(o *outcome, c *Call, r sessions.Response, err er
 			}
 		}
 	}
+	if o.unreadable && c.Effect != Read {
+		o.noteUnreadable()
+	}
 	// A gateway's 502 or 504 proves nothing of what is behind it.
 	if r.HTTPStatus >= 500 && o.phase == Answered {
 		o.phase, o.temporary = MaybeSent, true
 	}
+}
+
+// noteUnreadable says of a write that its answer tells nothing; the finding stays
+// when the call is resolved.
+func (o *outcome) noteUnreadable() {
+	o.findings = append(o.findings, "ANSWER_UNREADABLE: "+cleanText(o.err.Message, 300))
+	o.err.Message += "; the server did answer, so the tool may have run"
 }
 
 func (e *execution) readResult(o *outcome, c *Call, r *sessions.Response) {

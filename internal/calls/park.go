@@ -49,8 +49,8 @@ func (e *execution) isCancelled() bool {
 }
 
 // abandon ends a call that the server wanted to know something for and that does
-// not go on. Before it was answered anything it has only asked; from then on a
-// write may be half done.
+// not go on. Before it was answered anything it has only asked, if it asked at all;
+// from then on a write may be half done.
 func (e *execution) abandon(o outcome) {
 	defer o.done()
 	effect := e.snapshot().Effect
@@ -58,7 +58,7 @@ func (e *execution) abandon(o outcome) {
 	switch {
 	case effect == Read && cancelled:
 		e.end(o, EndCancelled)
-	case effect == Read || e.round == nil && !e.maybe && !cancelled:
+	case effect == Read || e.round == nil && !e.maybe && !cancelled && len(o.asked.questions) > 0:
 		e.end(o, EndFailed)
 	case e.terms.StatusQuery != nil:
 		e.end(o, Ask)

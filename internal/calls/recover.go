@@ -37,6 +37,9 @@ type Failure struct {
 	// Refused says that the server refused the attempt, without carrying it out, over
 	// something that is put right since: a lost session, the era, its definition.
 	Refused bool
+	// Unreadable says that the server answered with what is no answer: whether it
+	// carried the attempt out, nobody can tell.
+	Unreadable bool
 	// Queued says that the attempt gave up its place among the calls that wait for one
 	// connection, because its time to be sent was over.
 	Queued bool
@@ -75,12 +78,13 @@ const (
 // After decides what follows a failed attempt. It is pure: the same facts give
 // the same step on every replica and after every restart (design 3.2, step 6).
 func After(f Failure) Step {
-	harmless := f.Effect == Read || f.Phase == Answered || f.Phase == NotSent && !f.Asked
+	told := f.Phase == Answered && !f.Unreadable
+	harmless := f.Effect == Read || told || f.Phase == NotSent && !f.Asked
 	if f.Cancelled {
 		switch {
-		case harmless && f.Phase != Answered, f.Effect == Read:
+		case harmless && !told, f.Effect == Read:
 			return EndCancelled
-		case f.Phase == Answered:
+		case told:
 			return EndFailed
 		case f.StatusQuery:
 			return Ask

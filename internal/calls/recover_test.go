@@ -48,7 +48,7 @@ func TestAfter_EveryCombination(t *testing.T) {
 	t.Parallel()
 	bools := []bool{false, true}
 	n := 0
-	for _, phase := range []Phase{NotSent, MaybeSent, Answered} {
+	for _, phase := range []Phase{NotSent, MaybeSent, Answered, unreadable} {
 		for _, effect := range []Effect{Read, Write, Destructive} {
 			for _, idempotent := range bools {
 				for _, query := range bools {
@@ -60,6 +60,9 @@ func TestAfter_EveryCombination(t *testing.T) {
 										f := Failure{Effect: effect, Phase: phase, Idempotent: idempotent, StatusQuery: query,
 											Temporary: temporary, Cancelled: cancelled, Attempt: attempt, Retries: retries,
 											Left: left, Delay: 50 * time.Millisecond}
+										if phase == unreadable {
+											f.Phase, f.Unreadable, f.Temporary = Answered, true, false // nothing of it passes
+										}
 										n++
 										if why := wrongStep(f, After(f)); why != "" {
 											t.Fatalf("%+v: step %d: %s", f, After(f), why)
@@ -76,9 +79,12 @@ func TestAfter_EveryCombination(t *testing.T) {
 	t.Logf("%d combinations", n)
 }
 
+// unreadable stands for an answer that tells nothing.
+const unreadable Phase = "UNREADABLE"
+
 // wrongStep says which rule of design 3.2, step 6, a step breaks.
 func wrongStep(f Failure, s Step) string {
-	unknown := f.Phase == MaybeSent && f.Effect != Read
+	unknown := (f.Phase == MaybeSent || f.Unreadable) && f.Effect != Read
 	switch {
 	case s == Retry && unknown && !f.Idempotent:
 		return "a write that may have been sent and is not idempotent is never retried"

@@ -216,14 +216,18 @@ func (e *execution) endTask(code, format string, args ...any) {
 	}
 }
 
-// concluded is what a task that has ended came to. The server's own word that it
-// was cancelled is taken as its word that it failed is: the call was not carried
-// out to its end.
+// concluded is what a task that has ended came to. That it was cancelled is an
+// answer to our wish, and then taken at the server's word. One that its server
+// gave up by itself says nothing of how far it had come: a write is UNCERTAIN.
 func (e *execution) concluded(c *Call, t *sessions.Task, r sessions.Response) (outcome, State) {
 	o := outcome{phase: Answered, release: r.Release}
 	switch t.Status {
 	case sessions.TaskCancelled:
 		o.err = hostError("CANCELLED", "the server says that the task was cancelled")
+		if c.Effect != Read && (c.Task == nil || c.Task.stopped == nil) {
+			o.err.Message += ", although nobody asked for that; a part of it may be done"
+			return o, Uncertain
+		}
 		return o, Cancelled
 	case sessions.TaskFailed:
 		o.err = protocolFailure(c.Kind, t.Error)
@@ -237,6 +241,10 @@ func (e *execution) concluded(c *Call, t *sessions.Task, r sessions.Response) (o
 			o.err.Message += ": " + cleanText(f.Message, 1000)
 		}
 		o.result, o.findings = cleanResult(t.Result)
+		if c.Effect != Read {
+			o.noteUnreadable()
+			return o, Uncertain
+		}
 		return o, Failed
 	}
 	e.readResult(&o, c, &result)

@@ -225,6 +225,10 @@ func (s *Service) heard(ctx context.Context, e *execution, k claimed, r sessions
 			s.log.InfoContext(e.scoped(ctx), "definition of a task", "tenant", e.key.tenant, "call", e.key.id, "error", detail(err))
 		}
 		o, state := e.concluded(k.call, r.Task, r)
+		if state == Uncertain && e.terms.StatusQuery != nil {
+			e.finishByQuery(o)
+			return nil
+		}
 		e.finish(o, state)
 		return nil
 	case sessions.TaskInputRequired:

@@ -3,9 +3,11 @@ package calls
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -127,4 +129,58 @@ func TestWire_LegacyQuestion(t *testing.T) {
 		}
 	}
 	t.Error("the server got no answer")
+}
+
+// What cannot be read says nothing of what was done: of a write it is not known, a
+// read has failed. An error with a code, and a question that was not offered, are a
+// server's word.
+func TestWire_UnreadableAnswers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	sc := w.scene(w.node(quick()), "limits: {timeout: 20s", "reverse: {elicitation: {form: true}}\nlimits: {timeout: 20s")
+	server := mcptest.New(t, mcptest.Modern)
+	server.Capabilities(`{"tools":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}`)
+	w.wired(server)
+	roots := `"inputRequests":{"a":{"method":"roots/list"}}`
+	for body, want := range map[string]struct {
+		write State
+		code  string
+	}{
+		`"result":[]`:                                                                {Uncertain, "RESULT_INVALID"},
+		`"result":{"isError":"no"}`:                                                  {Uncertain, "RESULT_INVALID"},
+		`"result":{"isError":false,"isError":true}`:                                  {Uncertain, "RESULT_INVALID"},
+		`"result":{"resultType":"weird"}`:                                            {Uncertain, "RESULT_TYPE_INVALID"},
+		`"result":{"resultType":7}`:                                                  {Uncertain, "RESULT_TYPE_INVALID"},
+		`"result":{"resultType":"task","taskId":"t","status":"weird"}`:               {Uncertain, "RESULT_INVALID"},
+		`"result":{"resultType":"task","status":"working"}`:                          {Uncertain, "RESULT_INVALID"},
+		`"result":{"resultType":"task","taskId":"t","status":"completed"}`:           {Uncertain, "RESULT_INVALID"},
+		`"result":{"resultType":"task","taskId":"t","status":"failed","error":"no"}`: {Uncertain, "RESULT_INVALID"},
+		`"result":{"resultType":"input_required"}`:                                   {Uncertain, "RESULT_INVALID"},
+		`"result":{"resultType":"input_required","inputRequests":[]}`:                {Uncertain, "RESULT_INVALID"},
+		`"result":{"resultType":"input_required","inputRequests":{"a":{}}}`:          {Uncertain, "RESULT_INVALID"},
+		`"result":{"resultType":"input_required",` + roots + `}`:                     {Failed, "RESULT_INVALID"},
+		`"result":{"resultType":"input_required","requestState":"s",` + roots + `}`:  {Failed, "RESULT_INVALID"},
+		`"error":{"code":"x","message":"no"}`:                                        {Uncertain, "ERROR_INVALID"},
+		`"error":{"message":"no"}`:                                                   {Uncertain, "ERROR_INVALID"},
+		`"error":"no"`:                                                               {Uncertain, "ERROR_INVALID"},
+		`"error":{"code":-32000,"message":5}`:                                        {Failed, "ERROR_INVALID"},
+		`"error":{"code":-32000,"message":"no"}`:                                     {Failed, "-32000"},
+	} {
+		server.On("tools/call", mcptest.JSON(`{"jsonrpc":"2.0","id":$ID,`+body+`}`))
+		for tool, state := range map[string]State{"read_retry": Failed, "write": want.write, "write_query": want.write} {
+			c := sc.propose(tool, func(p *Proposal) { p.Arguments = fmt.Appendf(nil, `{"case":%q}`, body) })
+			got := sc.get(c.ID)
+			if got.State != state || got.Error == nil || got.Error.Code != want.code || got.Error.Layer != LayerProtocol || len(got.Attempts) != 1 ||
+				got.Attempts[0].Phase != Answered {
+				t.Errorf("%s of %s: %s %+v %+v", body, tool, got.State, got.Error, got.Attempts)
+			}
+			if kept := slices.ContainsFunc(got.Findings, func(f string) bool { return strings.HasPrefix(f, "ANSWER_UNREADABLE: ") }); kept != (state == Uncertain) {
+				t.Errorf("%s of %s: %q", body, tool, got.Findings)
+			}
+			asked := w.count(`SELECT count(*) FROM calls WHERE call_id = $1 AND resolve_after IS NOT NULL`, c.ID) == 1
+			if asked != (state == Uncertain && tool == "write_query") {
+				t.Errorf("%s of %s: asked again: %v", body, tool, asked)
+			}
+		}
+	}
 }

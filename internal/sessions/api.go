@@ -252,6 +252,10 @@ type Response struct {
 	// there, the same request is sent again, without inputResponses.
 	Asks         []Ask
 	RequestState json.RawMessage
+	// OnlyAsked says of a result that is invalid that the server says with it, in the
+	// protocol's form, that it has not carried the request out yet: it asks first,
+	// although for what it may not ask.
+	OnlyAsked bool
 	// Task is the handle of ResultTask, and the state that tasks/get answered; the
 	// latter's ResultType is always ResultComplete.
 	Task *Task
@@ -302,6 +306,8 @@ type Parts struct {
 const (
 	ResultInvalid = "RESULT_INVALID"
 	ErrorInvalid  = "ERROR_INVALID"
+	// ResultTypeInvalid is of a result of a type that was not asked for.
+	ResultTypeInvalid = "RESULT_TYPE_INVALID"
 )
 
 // Reasons of errors for a request that was not carried out.

@@ -291,11 +291,12 @@ func (c *conn) readResult(t *Target, r *Request, m *message, resp *Response) err
 		case kind == ResultTask && r.Method == string(mcp.MethodToolsCall) && t.Declare.Tasks && c.offers&offersTasks != 0:
 			resp.Task, flaw = readTask(t.Declare, m.result)
 		default:
-			return protocolError("RESULT_TYPE_INVALID", "the server's result is of a type that was not asked for")
+			return protocolError(ResultTypeInvalid, "the server's result is of a type that was not asked for")
 		}
 		resp.ResultType = kind
 	}
 	if flaw != "" {
+		resp.OnlyAsked = resp.ResultType == ResultInputRequired && asksOnly(m.result)
 		resp.ResultType, resp.Asks, resp.RequestState, resp.Task = "", nil, nil, nil
 		if m.members.state {
 			resp.Result = nil // the state is not for anybody to see, and the rest of no use without it

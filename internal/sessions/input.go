@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/mark3labs/mcp-go/mcp"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/canonical"
 )
 
 // Bounds of what a server asks for.
@@ -146,6 +148,23 @@ func readAsks(declared Capabilities, raw []byte) (asks []Ask, flaw string) {
 	}
 	slices.SortFunc(asks, func(a, b Ask) int { return strings.Compare(a.Key, b.Key) })
 	return asks, ""
+}
+
+// asksOnly reports whether a result that cannot be served is still a question in
+// the protocol's form: an object of questions that each name their method.
+func asksOnly(result []byte) bool {
+	canon, err := canonical.Args(result)
+	var asks map[string]map[string]json.RawMessage
+	if err != nil || json.Unmarshal(member(canon, "inputRequests"), &asks) != nil || len(asks) == 0 {
+		return false
+	}
+	for _, ask := range asks {
+		method, ok := text(ask["method"])
+		if params := ask["params"]; !ok || method == "" || len(params) > 0 && params[0] != '{' {
+			return false
+		}
+	}
+	return true
 }
 
 // visits reads the URLs that a legacy server wants a person to visit before the

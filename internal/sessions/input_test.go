@@ -85,6 +85,12 @@ func TestInput_Refused(t *testing.T) {
 			(resp.Result == nil) != strings.Contains(c.members, "requestState") || strings.Contains(fmt.Sprintf("%s %v", resp.Result, err), "SECRET") {
 			t.Errorf("%s: %+v %v", name, resp, err)
 		}
+		// In the protocol's form, and only for more or other than it may.
+		asked := map[string]bool{"too many": true, "long key": true, "unknown method": true, "params too large": true, "roots undeclared": true,
+			"url undeclared": true, "sampling's tools": true, "nothing declared": true}
+		if resp.OnlyAsked != asked[name] {
+			t.Errorf("%s: only asked: %v", name, resp.OnlyAsked)
+		}
 	}
 	// Whatever a result is, the state in it is for nobody to see.
 	for result, want := range map[string]string{
