@@ -382,7 +382,8 @@ type ConnectionInfo struct {
 	Era             string
 	ProtocolVersion string
 	State           string
-	// Reason says why the connection failed or was closed, for people.
+	// Reason says why the connection failed or was closed, for people. It begins with
+	// ServerStuck where the server answered nothing any more.
 	Reason string
 	// Negotiation is the time it took to connect.
 	Negotiation time.Duration

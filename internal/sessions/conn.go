@@ -42,6 +42,8 @@ type conn struct {
 	// turn holds one token where calls run one at a time.
 	turn chan struct{}
 
+	unanswered atomic.Int32 // requests in a row whose time ran out without a sign of life
+
 	answering atomic.Int32 // requests of the server that are being answered
 	logLevel  atomic.Int32 // the least severe log message that a legacy server was asked for
 
@@ -208,6 +210,7 @@ func (c *conn) do(ctx context.Context, t *Target, r *Request) (resp Response, ag
 	}
 	x.body = encodeRequest(x.id, r.Method, r.Params, c.meta(t, beside), r.Meta)
 	rep, err := c.wire.exchange(ctx, x)
+	c.judgeSilence(ctx, rep.phase, err)
 	resp, err = c.respond(t, r, &rep, err)
 	if resp.hold = hold; resp.Result == nil && resp.Error == nil {
 		resp.Release()

@@ -93,6 +93,7 @@ func (w *sseWire) message(data []byte, hold *lease) bool {
 // take judges one message and reports whether a request has it now. A request of
 // the server is never an answer, whatever its id.
 func (w *sseWire) take(m *message) bool {
+	w.conn.unanswered.Store(0)
 	switch {
 	case m.method == "" && m.id != nil, m.method == "" && m.err != nil:
 		if w.requests.deliver(m) {

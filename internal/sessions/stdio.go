@@ -164,8 +164,11 @@ func (w *stdioWire) write(ctx context.Context, body []byte, before func() error)
 	if ctx.Err() != nil {
 		return phase, ended(ctx)
 	}
-	return phase, failure(fault.Unavailable, fault.Transport, "WRITE_FAILED", "the server's program does not take the request").Cause(err)
+	return phase, failure(fault.Unavailable, fault.Transport, writeFailed, "the server's program does not take the request").Cause(err)
 }
+
+// writeFailed is the reason for a message that a child did not take in time.
+const writeFailed = "WRITE_FAILED"
 
 // put writes with a deadline that the end of ctx brings forward.
 func (w *stdioWire) put(ctx context.Context, line []byte) (int, error) {

@@ -152,6 +152,7 @@ func (w *stdioWire) garbage() {
 
 // take judges one message of the child and reports whether a request has it now.
 func (w *stdioWire) take(m *message) (delivered bool) {
+	w.conn.unanswered.Store(0)
 	switch {
 	case m.method == "":
 		return w.deliver(m)

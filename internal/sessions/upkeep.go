@@ -114,7 +114,7 @@ func (p *Pool) sweep(now time.Time) {
 		case age >= p.limits.Lifetime:
 			p.drop(c, "lifetime reached", false)
 		case c.pingDue(now):
-			p.tasks.run(c.ping)
+			p.tasks.run(func() { c.ping(missedPings) })
 		}
 	}
 	p.mu.Lock()
