@@ -77,11 +77,11 @@ func TestRestartWhileServersAsk(t *testing.T) {
 			modern, legacy := w.startAsker(a, "modern", mcptest.Modern), w.startAsker(a, "legacy", mcptest.Legacy)
 			var asks []*ask
 			for _, tool := range both {
-				// A read that was cut short in order may be made again; a question that was
-				// lost with its server is not put again.
-				ended, cut := always("FAILED"), map[syscall.Signal]string{syscall.SIGKILL: "CANCELLED", syscall.SIGTERM: "FAILED"}
+				// A question that was lost with its server is not put again; one that an
+				// orderly stop dismisses is left to its server, which ends the call.
+				ended, cut := always("FAILED"), map[syscall.Signal]string{syscall.SIGKILL: "CANCELLED", syscall.SIGTERM: "SUCCEEDED"}
 				if tool == "change" {
-					ended, cut = always("UNCERTAIN"), always("UNCERTAIN")
+					ended, cut[syscall.SIGKILL] = always("UNCERTAIN"), "UNCERTAIN"
 				}
 				for _, k := range []ask{
 					{server: "modern", how: "asked", before: "INPUT_REQUIRED", after: always("SUCCEEDED")},
