@@ -99,7 +99,7 @@ func (s *Service) repeated(ctx context.Context, p tenant.Principal, r Proposal, 
 	if c.State.Settled() {
 		return c, nil
 	}
-	return s.await(ctx, p, callKey{c.Tenant, c.ID}, r.Wait, func(c *Call) bool { return c.State.Settled() })
+	return s.await(ctx, p, callKey{c.Tenant, c.ID}, r.Wait, (*Call).Settled)
 }
 
 // sameRequest refuses a request whose id stands for another call. Of a call that

@@ -5,6 +5,7 @@
 package calls
 
 import (
+	"slices"
 	"time"
 
 	"github.com/bulkhead-mcp/bulkhead/internal/authz"
@@ -117,6 +118,15 @@ type Call struct {
 	Logs     []LogLine
 	// Recorded reports whether the state shown here is committed.
 	Recorded bool
+}
+
+// Settled reports whether a waiter has nothing to wait for. A call whose questions
+// are all answered goes on by itself, although it is INPUT_REQUIRED until it does.
+func (c *Call) Settled() bool {
+	if c.State != InputRequired {
+		return c.State.Settled()
+	}
+	return slices.ContainsFunc(c.Interactions, func(i Interaction) bool { return i.State == Pending })
 }
 
 // tries counts the attempts since the server was last answered.

@@ -147,6 +147,11 @@ func (s *Service) resolve(ctx context.Context, t tenant.ID, id string) error {
 		return err
 	}
 	e, err := s.resume(ctx, c)
+	if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Precondition) {
+		// Its server, session or contract is gone, and comes back no more.
+		s.log.InfoContext(ctx, "an uncertain call cannot be asked about any more", "tenant", t, "call", id, "reason", detail(err))
+		return s.askAgain(ctx, c, nil)
+	}
 	if err != nil {
 		return err
 	}

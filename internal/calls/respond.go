@@ -18,6 +18,8 @@ var (
 	errInteractionNotFound = fault.New(fault.NotFound, "INTERACTION_NOT_FOUND", "no such interaction of this call")
 	errAnsweredOtherwise   = fault.New(fault.Exists, "INTERACTION_ANSWERED", "the interaction was answered otherwise")
 	errInteractionEnded    = fault.New(fault.Precondition, "INTERACTION_ENDED", "the interaction has ended without an answer")
+	errSessionClosed       = fault.New(fault.Precondition, "SESSION_CLOSED", "the session is closed or has expired; the question was not answered")
+	errCallEnded           = fault.New(fault.Precondition, "CALL_ENDED", "the call has ended; the question was not answered")
 	errNotYours            = fault.New(fault.Denied, "NOT_YOUR_CALL", "only the call's own user answers what its server asks")
 )
 
@@ -113,10 +115,15 @@ func (s *Service) Respond(ctx context.Context, p tenant.Principal, callID, id st
 		}
 		switch {
 		case i.State == WasAnswered || i.State == WasDeclined || i.State == WasCancelled:
-			if i.AnsweredBy == "" || i.State != state || !bytes.Equal(i.response, response) {
+			if i.AnsweredBy == "" {
+				return nil, s.unanswered(ctx, c) // the host ended it
+			}
+			if i.State != state || !bytes.Equal(i.response, response) {
 				return nil, errAnsweredOtherwise
 			}
 			return i, nil
+		case i.State == Withdrawn:
+			return nil, s.unanswered(ctx, c)
 		case i.State != Pending:
 			return nil, errInteractionEnded
 		}
@@ -222,7 +229,10 @@ func (s *Service) writeAnswer(ctx context.Context, p tenant.Principal, c *Call, 
 			return err
 		}
 		if tag.RowsAffected() == 0 {
-			return s.missed(ctx, tx, c.ID, i.ID)
+			return s.missed(ctx, tx, locked, i.ID)
+		}
+		if err := mayAnswer(ctx, tx, locked); err != nil {
+			return err
 		}
 		done = true
 		if err := s.auditAnswer(ctx, tx, locked, i, p.Actor(), state, response); err != nil {
@@ -244,16 +254,49 @@ func (s *Service) writeAnswer(ctx context.Context, p tenant.Principal, c *Call, 
 	return true, nil
 }
 
+// unanswered says why a question was ended that nobody has answered.
+func (s *Service) unanswered(ctx context.Context, c *Call) error {
+	return s.deps.DB.InTx(ctx, c.Tenant, func(ctx context.Context, tx tenant.Tx) error {
+		now, err := byID(ctx, tx, c.ID)
+		if err != nil {
+			return err
+		}
+		if err := mayAnswer(ctx, tx, now); err != nil {
+			return err
+		}
+		return errInteractionEnded
+	})
+}
+
+// mayAnswer refuses an answer that nobody waits for any more.
+func mayAnswer(ctx context.Context, tx tenant.Tx, c *Call) error {
+	var open bool
+	err := tx.QueryRow(ctx, `SELECT state = 'OPEN' AND expire_time > clock_timestamp() FROM sessions WHERE tenant_id = $1 AND session_id = $2`,
+		tx.Tenant(), c.SessionID).Scan(&open)
+	switch {
+	case err != nil:
+		return err
+	case !open:
+		return errSessionClosed
+	case c.State.Final() || c.State == Uncertain:
+		return errCallEnded
+	}
+	return nil
+}
+
 // missed tells an answer that lost against another one, nil, from one that came
 // when the time was over.
-func (s *Service) missed(ctx context.Context, tx tenant.Tx, callID, id string) error {
+func (s *Service) missed(ctx context.Context, tx tenant.Tx, c *Call, id string) error {
 	var pending bool
 	err := tx.QueryRow(ctx, `SELECT state = 'PENDING' FROM interactions WHERE tenant_id = $1 AND call_id = $2 AND interaction_id = $3`,
-		tx.Tenant(), callID, id).Scan(&pending)
-	if err == nil && pending {
-		err = errInteractionEnded
+		tx.Tenant(), c.ID, id).Scan(&pending)
+	if err != nil || !pending {
+		return err
 	}
-	return err
+	if err := mayAnswer(ctx, tx, c); err != nil {
+		return err
+	}
+	return errInteractionEnded
 }
 
 func (s *Service) auditAnswer(ctx context.Context, tx tenant.Tx, c *Call, i *Interaction, actor string, state InteractionState, response []byte) error {

@@ -294,7 +294,7 @@ func (s *Service) Get(ctx context.Context, p tenant.Principal, id string, wait t
 	if afterRevision <= 0 {
 		// Every call has a revision above 0: who names none waits for an end, as a
 		// proposal does.
-		done = func(c *Call) bool { return wait <= 0 || c.State.Settled() }
+		done = func(c *Call) bool { return wait <= 0 || c.Settled() }
 	}
 	return s.await(ctx, p, callKey{p.Tenant, id}, wait, done)
 }

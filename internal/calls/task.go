@@ -159,10 +159,10 @@ func (e *execution) recordTask(ctx context.Context, o outcome) error {
 func (s *Service) followOn(ctx context.Context, p tenant.Principal, e *execution, wait time.Duration) (*Call, error) {
 	deadline := time.Now().Add(wait)
 	c, err := s.follow(ctx, e, wait)
-	if err != nil || c.State.Settled() || c.Task == nil {
+	if err != nil || c.Settled() || c.Task == nil {
 		return c, err
 	}
-	return s.await(ctx, p, e.key, time.Until(deadline), func(c *Call) bool { return c.State.Settled() })
+	return s.await(ctx, p, e.key, time.Until(deadline), (*Call).Settled)
 }
 
 // loadTask reads a call's task, nil if it has none. Its id stays sealed.
