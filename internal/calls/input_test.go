@@ -316,7 +316,11 @@ func TestInput_WhatEndsAWaitingCall(t *testing.T) {
 			if _, err := sc.store.Close(sc.t.Context(), sc.alice, sc.session.ID); err != nil {
 				sc.t.Error(err)
 			}
-			sc.accept(c, 0, `{"acct":"1"}`)
+			// Nobody answers in a session that is closed: the answer is refused, and the call ends.
+			if _, err := sc.respond(c, 0, Answer{Action: Accept, Content: json.RawMessage(`{"acct":"1"}`)}); !fault.Is(err, fault.Precondition) {
+				sc.t.Error(err)
+			}
+			sc.sweep(sc.t)
 		},
 		"another contract": func(sc *scene, c *Call) {
 			sc.activate(contractSource(sc.t, append(reverseContract, "ceiling: 1m", "ceiling: 2m")...))

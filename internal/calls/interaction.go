@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
 	"github.com/bulkhead-mcp/bulkhead/internal/elicitation"
 )
 
@@ -110,6 +111,9 @@ func (i *Interaction) View() (v View) {
 				v.Findings = append(v.Findings, "PUNYCODE_HOST: the host is written in letters that may look like others")
 			}
 		}
+	}
+	for _, f := range catalog.TextFindings(i.Request) {
+		v.Findings = append(v.Findings, f.Code+": "+f.Detail)
 	}
 	return v
 }

@@ -282,17 +282,7 @@ func bounded(s string) string {
 
 // scanText looks at every string of the definition, _meta too.
 func (d *Definition) scanText() {
-	canon, err := canonical.Doc(d.Raw)
-	if err != nil {
-		return
-	}
-	v, err := canonical.Decode(canon)
-	if err != nil {
-		return
-	}
-	var s textScan
-	s.walk("", v)
-	for _, f := range s.findings() {
+	for _, f := range TextFindings(d.Raw) {
 		d.add(f.Code, "%s", f.Detail)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
+
+	"github.com/bulkhead-mcp/bulkhead/internal/canonical"
 )
 
 // The findings about text. A person or a terminal does not see what a model
@@ -52,6 +54,23 @@ const (
 	emojiLook = 0xFE0F
 	textLook  = 0xFE0E
 )
+
+// TextFindings looks at every string of a JSON document of a server, names of
+// members too, for what a person does not see or sees otherwise. One that is not
+// clean JSON has none.
+func TextFindings(raw []byte) []Finding {
+	canon, err := canonical.Doc(raw)
+	if err != nil {
+		return nil
+	}
+	v, err := canonical.Decode(canon)
+	if err != nil {
+		return nil
+	}
+	var s textScan
+	s.walk("", v)
+	return s.findings()
+}
 
 // textScan collects what is wrong with the strings of one definition.
 type textScan struct {

@@ -46,6 +46,9 @@ func ParseURL(params []byte) (*Link, error) {
 	if err != nil || u.Hostname() == "" || u.Opaque != "" {
 		return nil, malformed("url cannot be read")
 	}
+	if strings.HasSuffix(u.Host, ":") {
+		return nil, malformed("url must have no empty port")
+	}
 	if u.User != nil {
 		return nil, malformed("url must carry no credentials")
 	}
@@ -55,8 +58,8 @@ func ParseURL(params []byte) (*Link, error) {
 	}
 	l.URL, l.Host = raw, strings.ToLower(u.Host)
 	l.Origin = u.Scheme + "://" + l.Host
-	if port := u.Port(); port == "" && strings.HasSuffix(l.Host, ":") || port == "443" && u.Scheme == "https" || port == "80" && u.Scheme == "http" {
-		l.Origin = u.Scheme + "://" + strings.TrimSuffix(strings.TrimSuffix(l.Host, port), ":")
+	if port := u.Port(); port == "443" && u.Scheme == "https" || port == "80" && u.Scheme == "http" {
+		l.Origin = u.Scheme + "://" + strings.TrimSuffix(l.Host, ":"+port)
 	}
 	for label := range strings.SplitSeq(host, ".") {
 		l.Punycode = l.Punycode || strings.HasPrefix(label, "xn--")
