@@ -15,6 +15,8 @@ var (
 	errAborted  = errors.New("sessions: request given up before it was sent")
 	errEncoding = errors.New("sessions: content encoding was not offered")
 	errTooLarge = errors.New("sessions: body exceeds its limit")
+	// errQuestions means that a server asked too much on the stream of an answer.
+	errQuestions = errors.New("sessions: too many requests of the server")
 )
 
 // sendBody is the body of a request. It knows whether a byte of it was ever asked

@@ -279,6 +279,8 @@ func broken(ctx context.Context, err error) error {
 		return overBudget
 	case errors.Is(err, errTooLarge), errors.Is(err, errEventTooLarge), errors.Is(err, errStreamTooLarge):
 		return tooLarge.Cause(err)
+	case errors.Is(err, errQuestions):
+		return tooManyQuestions
 	case ctx.Err() != nil:
 		return ended(ctx).Cause(err)
 	}

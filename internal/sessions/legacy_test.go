@@ -363,17 +363,23 @@ func TestRate(t *testing.T) {
 	}
 }
 
-func TestLegacy_FloodOfPingsEndsTheCall(t *testing.T) {
+func TestLegacy_FloodOfQuestionsEndsTheCall(t *testing.T) {
 	t.Parallel()
-	for _, n := range []int{64, 65} {
-		s := mcptest.New(t, mcptest.Legacy)
-		s.On("tools/call", mcptest.Stream(strings.Repeat(mcptest.Event(`{"jsonrpc":"2.0","id":1,"method":"ping"}`), n), "id: e1\n"+mcptest.ResultEvent(okResult)))
-		resp, err := newPool(t, nil).Do(t.Context(), keyOf(t, "a"), httpTarget(s.URL), echo())
-		if n == 64 {
-			succeed(t, resp, err)
-			continue
+	for _, method := range []string{"ping", "roots/list", "elicitation/create", "sampling/createMessage"} {
+		for _, n := range []int{64, 65} {
+			s := mcptest.New(t, mcptest.Legacy)
+			question := "id: e1\n" + mcptest.Event(`{"jsonrpc":"2.0","id":1,"method":"`+method+`"}`)
+			s.On("tools/call", mcptest.Stream(strings.Repeat(question, n), mcptest.ResultEvent(okResult)))
+			resp, err := newPool(t, nil).Do(t.Context(), keyOf(t, "a"), declaring(s.URL, everything), echo())
+			if n == 64 {
+				succeed(t, resp, err)
+				continue
+			}
+			expect(t, resp, err, "TOO_MANY_QUESTIONS", fault.Server, MaybeSent)
+			if s.Count("tools/call") != 1 || s.Count("GET") > 1 {
+				t.Errorf("%s: it was taken up again", method)
+			}
 		}
-		expect(t, resp, err, "RESULT_TOO_LARGE", fault.Server, MaybeSent)
 	}
 }
 

@@ -69,7 +69,7 @@ func (w *httpWire) stream(ctx context.Context, body io.Reader, x *exchange, rep 
 // What a limit ended does not.
 func (w *httpWire) resumable(ctx context.Context, e *eventReader, err error) bool {
 	return !w.now().modern && e.lastID != "" && ctx.Err() == nil &&
-		!errors.Is(err, errBudget) && !errors.Is(err, errTooLarge) && !errors.Is(err, errEventTooLarge) && !errors.Is(err, errStreamTooLarge)
+		!errors.Is(err, errBudget) && !errors.Is(err, errQuestions) && !errors.Is(err, errTooLarge) && !errors.Is(err, errEventTooLarge) && !errors.Is(err, errStreamTooLarge)
 }
 
 // events reads one stream; nil means that the answer came.
@@ -89,7 +89,7 @@ func (w *httpWire) events(e *eventReader, x *exchange, rep *reply, asked *rate) 
 			continue
 		}
 		if asked.over(requestsIn(all), time.Now()) {
-			return errTooLarge
+			return errQuestions
 		}
 		if w.takeAll(all, x, rep) {
 			e.keep()

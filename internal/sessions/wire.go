@@ -124,6 +124,9 @@ func ended(ctx context.Context) *fault.Error {
 
 var tooLarge = failure(fault.TooLarge, fault.Server, "RESULT_TOO_LARGE", "the server's answer exceeds the limit for results")
 
+// tooManyQuestions ends a request whose server asks and asks instead of answering.
+var tooManyQuestions = failure(fault.TooLarge, fault.Server, "TOO_MANY_QUESTIONS", "the server asked more in a minute than it may before it answered")
+
 // emptyAnswer is what comes of an answer with the right id and nothing else. It
 // does not tell whether the request was carried out.
 var emptyAnswer = protocolError("ANSWER_EMPTY", "the server's answer carries neither a result nor an error")
