@@ -118,7 +118,9 @@ func (e *execution) run() {
 			return
 		}
 		if o.task != nil {
-			e.become(o)
+			if !e.overAtOnce(o) {
+				e.become(o)
+			}
 			return
 		}
 		if o.asked != nil {

@@ -94,13 +94,13 @@ func TestWire_StateIsNeverShown(t *testing.T) {
 	}{
 		"complete":     {`{"content":[],"requestState":"SECRET"}`, "", Succeeded, ""},
 		"failed":       {`{"isError":true,"content":[],"requestState":"SECRET"}`, "", Failed, "TOOL_ERROR"},
-		"state twice":  {`{"resultType":"input_required","requestState":"SECRET","requestState":"SECRET",` + ask + `}`, "", Failed, sessions.ResultInvalid},
+		"state twice":  {`{"resultType":"input_required","requestState":"SECRET","requestState":"SECRET",` + ask + `}`, "", Uncertain, sessions.ResultInvalid},
 		"odd state":    {`{"resultType":"input_required","requestState":["SECRET"],` + ask + `}`, "", Failed, sessions.ResultInvalid},
-		"odd type":     {`{"resultType":"odd","requestState":"SECRET"}`, "", Failed, "RESULT_TYPE_INVALID"},
-		"flawed":       {`{"isError":1,"requestState":"SECRET"}`, "", Failed, sessions.ResultInvalid},
+		"odd type":     {`{"resultType":"odd","requestState":"SECRET"}`, "", Uncertain, "RESULT_TYPE_INVALID"},
+		"flawed":       {`{"isError":1,"requestState":"SECRET"}`, "", Uncertain, sessions.ResultInvalid},
 		"key with NUL": {`{"resultType":"input_required","requestState":"SECRET","inputRequests":{"a\u0000":{"method":"roots/list"}}}`, "", Failed, sessions.ResultInvalid},
 		"task done":    {task, `"status":"completed","result":{"content":[],"requestState":"SECRET"}`, Succeeded, ""},
-		"task asks":    {task, `"status":"completed","result":{"resultType":"input_required","requestState":"SECRET",` + ask + `}`, Failed, sessions.ResultInvalid},
+		"task asks":    {task, `"status":"completed","result":{"resultType":"input_required","requestState":"SECRET",` + ask + `}`, Uncertain, sessions.ResultInvalid},
 	} {
 		server.On("tools/call", mcptest.Result(c.answer))
 		server.On("tasks/get", mcptest.Result(`{"resultType":"complete","taskId":"T",`+c.task+`}`))
@@ -126,5 +126,50 @@ func TestWire_StateIsNeverShown(t *testing.T) {
 	}
 	if n := w.count(`SELECT count(*) FROM calls WHERE convert_from(COALESCE(result, ''), 'UTF8') LIKE '%SECRET%'`); n > 0 {
 		t.Errorf("%d calls keep a state", n)
+	}
+}
+
+// A task that had ended when the server told of it is the call's end; nobody asks
+// for it again.
+func TestWire_TaskThatEndedAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	sc := w.scene(w.node(quick()), reverseContract...)
+	server := mcptest.New(t, mcptest.Modern)
+	server.Capabilities(`{"tools":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}`)
+	w.wired(server)
+	for members, want := range map[string]struct {
+		state      State
+		code, told string
+	}{
+		`"status":"completed","result":{"content":[{"type":"text","text":"at once"}]}`:           {Succeeded, "", "at once"},
+		`"status":"completed","result":{"isError":true,"content":[{"type":"text","text":"no"}]}`: {Failed, "TOOL_ERROR", "no"},
+		`"status":"completed","result":{"resultType":"input_required","requestState":"s"}`:       {Uncertain, sessions.ResultInvalid, ""},
+		`"status":"failed","error":{"code":-32000,"message":"broken"}`:                           {Failed, "-32000", ""},
+		`"status":"cancelled"`: {Uncertain, "CANCELLED", ""},
+		`"status":"completed"`: {Uncertain, sessions.ResultInvalid, ""},
+	} {
+		for _, tool := range []string{"read", "write"} {
+			server.On("tools/call", mcptest.Result(`{"resultType":"task","taskId":"T",`+members+`}`))
+			before := server.Count("tools/call")
+			c := sc.propose(tool)
+			code := ""
+			if c.Error != nil {
+				code = c.Error.Code
+			}
+			state := want.state
+			if state == Uncertain && tool == "read" {
+				state = map[bool]State{true: Cancelled, false: Failed}[code == "CANCELLED"] // of a read there is nothing to know
+			}
+			if c.State != state || code != want.code || want.told != "" && c.told() != want.told || c.Task != nil || len(c.Attempts) != 1 {
+				t.Errorf("%s: %s is %s, %+v, %s, %+v", members, tool, c.State, c.Error, c.Result, c.Attempts)
+			}
+			if got := sc.get(c.ID); got.State != c.State || server.Count("tools/call") != before+1 {
+				t.Errorf("%s: %s is recorded as %s after %d sends", members, tool, got.State, server.Count("tools/call")-before)
+			}
+		}
+	}
+	if n := w.count(`SELECT count(*) FROM call_tasks`); n > 0 || server.Count("tasks/get") > 0 {
+		t.Errorf("%d tasks are looked after, with %d looks", n, server.Count("tasks/get"))
 	}
 }

@@ -216,11 +216,34 @@ func (e *execution) endTask(code, format string, args ...any) {
 	}
 }
 
+// overAtOnce ends a call whose task had ended when the server told of it: there is
+// nothing to look after. It reports whether that was so.
+func (e *execution) overAtOnce(o outcome) bool {
+	switch o.task.Status {
+	case sessions.TaskCompleted, sessions.TaskFailed, sessions.TaskCancelled:
+	default:
+		return false
+	}
+	o, state := e.concluded(e.snapshot(), o.task, o.release)
+	defer o.done()
+	f := e.failure(o)
+	f.Temporary = false
+	switch step := After(f); {
+	case state == Uncertain && f.StatusQuery:
+		e.end(o, Ask)
+	case state == Failed && step != EndFailed, state == Cancelled && f.Phase != Answered:
+		e.end(o, step) // an attempt before this one may have run, or a person gave up a read
+	default:
+		e.finish(o, state)
+	}
+	return true
+}
+
 // concluded is what a task that has ended came to. That it was cancelled is an
 // answer to our wish, and then taken at the server's word. One that its server
 // gave up by itself says nothing of how far it had come: a write is UNCERTAIN.
-func (e *execution) concluded(c *Call, t *sessions.Task, r sessions.Response) (outcome, State) {
-	o := outcome{phase: Answered, release: r.Release}
+func (e *execution) concluded(c *Call, t *sessions.Task, release func()) (outcome, State) {
+	o := outcome{phase: Answered, release: release}
 	switch t.Status {
 	case sessions.TaskCancelled:
 		o.err = hostError("CANCELLED", "the server says that the task was cancelled")

@@ -224,7 +224,7 @@ func (s *Service) heard(ctx context.Context, e *execution, k claimed, r sessions
 		if err := e.refresh(ctx, &cur); err != nil {
 			s.log.InfoContext(e.scoped(ctx), "definition of a task", "tenant", e.key.tenant, "call", e.key.id, "error", detail(err))
 		}
-		o, state := e.concluded(k.call, r.Task, r)
+		o, state := e.concluded(k.call, r.Task, r.Release)
 		if state == Uncertain && e.terms.StatusQuery != nil {
 			e.finishByQuery(o)
 			return nil

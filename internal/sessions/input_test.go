@@ -87,7 +87,7 @@ func TestInput_Refused(t *testing.T) {
 		}
 		// In the protocol's form, and only for more or other than it may.
 		asked := map[string]bool{"too many": true, "long key": true, "unknown method": true, "params too large": true, "roots undeclared": true,
-			"url undeclared": true, "sampling's tools": true, "nothing declared": true}
+			"url undeclared": true, "sampling's tools": true, "nothing declared": true, "key with NUL": true, "bytes in key": true}
 		if resp.OnlyAsked != asked[name] {
 			t.Errorf("%s: only asked: %v", name, resp.OnlyAsked)
 		}
