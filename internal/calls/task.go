@@ -2,7 +2,9 @@ package calls
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -82,15 +84,43 @@ func (e *execution) become(o outcome) {
 		if err == nil {
 			err = e.recordTask(ctx, o)
 		}
-		if errors.Is(err, errRepeated) {
+		if errors.Is(err, errRepeated) || errors.Is(err, errTaskReused) {
 			repeated = err
 			return nil
 		}
 		return err
 	})
+	if errors.Is(repeated, errTaskReused) {
+		e.reused(o)
+		return
+	}
 	if repeated != nil {
 		e.persist(func(ctx context.Context) error { return e.adopt(ctx, e.snapshot()) })
 	}
+}
+
+// errTaskReused says that another call of the same connection has this task.
+var errTaskReused = errors.New("calls: the task is that of another call")
+
+// reused ends a call whose server gave it the task of another call: nobody could
+// tell whose result it will be. The task itself goes on for the other one.
+func (e *execution) reused(o outcome) {
+	o.task, o.unreadable = nil, true
+	o.err = &Error{Layer: LayerProtocol, Code: sessions.ResultInvalid, Message: "the server gave the call a task that another call has already"}
+	o.findings = append(o.findings, "TASK_ID_REUSED: the server gave two calls one task")
+	if e.snapshot().Effect != Read {
+		o.noteUnreadable()
+	}
+	e.end(o, After(e.failure(o)))
+}
+
+// taskKey names a task among those of its tenant without telling its id.
+func (e *execution) taskKey(id string) []byte {
+	h := sha256.New()
+	for _, part := range []string{e.conn.Server, fmt.Sprint(e.conn.Registration), e.conn.Subject.Source, e.conn.Subject.Value, e.conn.Session, id} {
+		fmt.Fprintf(h, "%d:%s", len(part), part)
+	}
+	return h.Sum(nil)
 }
 
 func (e *execution) recordTask(ctx context.Context, o outcome) error {
@@ -127,11 +157,15 @@ func (e *execution) recordTask(ctx context.Context, o outcome) error {
 		if err := endAttempt(ctx, tx, &c, o); err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, `INSERT INTO call_tasks (tenant_id, call_id, task, status, status_message, poll_ms, next_poll, end_time, round, start_time)
-			VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`, tx.Tenant(), c.ID, sealed, task.Status, task.StatusMessage,
-			task.interval.Milliseconds(), task.PollTime, task.ends, task.round, task.StartTime)
+		tag, err := tx.Exec(ctx, `INSERT INTO call_tasks (tenant_id, call_id, task, status, status_message, poll_ms, next_poll, end_time, round,
+			start_time, task_key) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) ON CONFLICT (tenant_id, task_key) WHERE open DO NOTHING`,
+			tx.Tenant(), c.ID, sealed, task.Status, task.StatusMessage, task.interval.Milliseconds(), task.PollTime, task.ends, task.round,
+			task.StartTime, e.taskKey(task.id))
 		if err != nil {
 			return err
+		}
+		if tag.RowsAffected() == 0 {
+			return errTaskReused
 		}
 		_, err = s.deps.Audit.Append(ctx, tx, s.entry(&c, auditTask, e.actor, map[string]any{"status": task.Status}))
 		return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/sessions"
+	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
 )
 
 // tasks plays a server with the extension: each call becomes a task, of which a
@@ -320,5 +321,51 @@ func TestTask_PollsAsTheServerWishesWithinBounds(t *testing.T) {
 				t.Fatalf("%s became %s", wish, got)
 			}
 		}
+	}
+}
+
+// One task is of one call: whose result it becomes must not be for the server to
+// mix up. Other users have other tasks, and an id is free again after the end.
+func TestTask_OfAnotherCall(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	n := w.node(quick())
+	x := newTasks(w)
+	sc := w.scene(n, reverseContract...)
+	begin := func(tool string, p tenant.Principal, session string) *Call {
+		t.Helper()
+		c, err := sc.Propose(t.Context(), p, Proposal{SessionID: session, Server: "calendar", Tool: tool, Arguments: []byte(`{}`), Wait: time.Millisecond})
+		if err != nil {
+			t.Fatal(detail(err))
+		}
+		w.eventually(func() bool {
+			c, err = sc.Get(t.Context(), p, c.ID, 0, 0)
+			return err == nil && (c.Task != nil || c.State != Dispatching)
+		}, func() string { return "neither a task nor an end" })
+		return c
+	}
+	first := begin("write", sc.alice, sc.session.ID)
+	for tool, state := range map[string]State{"read": Failed, "write": Uncertain, "write_query": Uncertain} {
+		c := begin(tool, sc.alice, sc.session.ID)
+		if c = sc.until(c.ID, state); c.Error.Code != sessions.ResultInvalid || c.Attempts[0].Phase != Answered ||
+			!slices.ContainsFunc(c.Findings, func(f string) bool { return strings.HasPrefix(f, "TASK_ID_REUSED: ") }) {
+			t.Errorf("%s: %+v %q", tool, c.Error, c.Findings)
+		}
+	}
+	if x.count("tasks/cancel") != 0 {
+		t.Error("the other call's task was stopped")
+	}
+	bob := w.key(sc.admin, tenant.KeySpec{Role: tenant.RoleService}, tenant.OnBehalf{User: "bob"})
+	if c := begin("write", bob, sc.open(bob).ID); c.State != Dispatching || c.Task == nil {
+		t.Errorf("bob: %s %+v", c.State, c.Error)
+	}
+	x.set(func(x *tasks) { x.state.Status, x.state.Result = "completed", json.RawMessage(okResult) })
+	sc.look()
+	if got := sc.get(first.ID); got.State != Succeeded {
+		t.Errorf("the first: %s %+v", got.State, got.Error)
+	}
+	x.is(sessions.TaskWorking)
+	if c := begin("write", sc.alice, sc.session.ID); c.Task == nil {
+		t.Errorf("again: %s %+v", c.State, c.Error)
 	}
 }

@@ -138,7 +138,7 @@ func spaced(text string) string {
 // one (Unicode TR 39), and the small capitals.
 var lookalikes = pairs(
 	"АВЕЅІЈКМНОРСТУХԌԚԜӀ", "ABESIJKMHOPCTYXGQWI", "авеѕіјкмнорстухԁԛԝһӏ", "abesijkmhopctyxdqwhl",
-	"ΑΒΕΖΗΙΚΜΝΟΡΤΥΧϹ", "ABEZHIKMNOPTYXC", "αβεηικμνορστυχωϲϳ", "abenikmvopctuxwcj",
+	"ΑΒΕΖΗΙΚΜΝΟΡΤΥΧϹ", "ABEZHIKMNOPTYXC", "αβεηικμνορσςτυχωϳ", "abenikmvopcctuxwj",
 	"օսոցհ", "ounqh", "ɑɡıȷ", "agij",
 	"ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "abcdefghijklmnoprstuvwyz",
 )
