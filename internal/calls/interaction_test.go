@@ -31,7 +31,7 @@ func TestView_TellsWhatIsNotVisible(t *testing.T) {
 		raw  string
 		want []string // what findings begin with and where they point
 	}{
-		"clean form":      {ElicitationForm, form("Wählen Sie 👩‍👧", "Name", "Ваше имя", "می‌خواهم", "n"), nil},
+		"clean form":      {ElicitationForm, form("Wählen Sie 👩\u200d👧", "Name", "Ваше имя", "می\u200cخواهم", "n"), nil},
 		"message":         {ElicitationForm, form(bidi, "", "", "", "n"), []string{"INVISIBLE_TEXT message"}},
 		"title":           {ElicitationForm, form("m", zero, "", "", "n"), []string{"INVISIBLE_TEXT requestedSchema.properties.n.title"}},
 		"description":     {ElicitationForm, form("m", "", bell, "", "n"), []string{"CONTROL_CHARACTER requestedSchema.properties.n.description"}},
