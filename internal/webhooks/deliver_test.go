@@ -119,9 +119,9 @@ func TestDeliver_GivesUpAndSaysSo(t *testing.T) {
 	if err != nil || now.State != Active || now.FailingSince == nil || now.FailingError != BadStatus {
 		t.Errorf("%+v, %v", now, err)
 	}
-	if w.outcomes["given_up"] != 1 || w.outcomes["failed"] != len(d.Attempts)-1 {
-		t.Errorf("%v", w.outcomes)
-	}
+	w.until("every attempt is counted", func() bool {
+		return w.outcome("given_up") == 1 && w.outcome("failed") == len(d.Attempts)-1
+	})
 	// After days of it the next one that is given up disables the endpoint.
 	w.exec(`UPDATE webhook_endpoints SET failing_since = now() - interval '6 days'`)
 	again, err := w.svc.Redeliver(t.Context(), w.admin, e.ID, d.ID)

@@ -104,6 +104,14 @@ func newRing(t testing.TB) *seal.Ring {
 	return ring
 }
 
+// outcome is how often a delivery is known to have come out so: it is told after it
+// was written down.
+func (w *world) outcome(word string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.outcomes[word]
+}
+
 // service makes a replica's service; Start is the test's.
 func (w *world) service(change ...func(*Options)) *Service {
 	w.t.Helper()
@@ -223,6 +231,8 @@ func (w *world) until(what string, done func() bool) {
 	deadline := time.Now().Add(90*time.Second + time.Duration(*total)*20*time.Millisecond)
 	for !done() {
 		if time.Now().After(deadline) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
 			w.t.Fatalf("it never came to pass: %s; outcomes %v", what, w.outcomes)
 		}
 		time.Sleep(5 * time.Millisecond)

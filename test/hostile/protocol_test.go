@@ -102,10 +102,10 @@ func asking() []misbehaviour {
 	ask := func(id, method string) string {
 		return event(`{"jsonrpc":"2.0","id":` + id + `,"method":"` + method + `","params":{}}`)
 	}
-	const large = "SERVER RESULT_TOO_LARGE, maybe sent"
+	const many = "SERVER TOO_MANY_QUESTIONS, maybe sent"
 	for _, method := range []string{"ping", "roots/list", "sampling/createMessage", "elicitation/create", "tasks/get", "x"} {
 		out = append(out, misbehaviour{
-			name: "20,000 requests " + method, version: legacy, requests: 24, want: large, alloc: 4 << 20,
+			name: "20,000 requests " + method, version: legacy, requests: 24, want: many, alloc: 4 << 20,
 			scripts: onCall(func(p *peer) {
 				p.head(sseType)
 				for i := range 20_000 {
@@ -118,7 +118,7 @@ func asking() []misbehaviour {
 		})
 	}
 	out = append(out,
-		misbehaviour{name: "20,000 requests of a modern server", version: modern, want: large, alloc: 4 << 20,
+		misbehaviour{name: "20,000 requests of a modern server", version: modern, want: many, alloc: 4 << 20,
 			scripts: onCall(endless(sseType, "", ask("1", "sampling/createMessage")))},
 		misbehaviour{name: "a few requests of a modern server", version: modern, want: "ok",
 			scripts: onCall(stream(ask("1", "ping"), ask("2", "roots/list"), answerEvent))},
@@ -188,7 +188,7 @@ func negotiations() []misbehaviour {
 			event(`{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{}}`), event(`{"jsonrpc":"2.0","id":2,"method":"ping"}`),
 			event(`{"jsonrpc":"2.0","id":$ID,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}}}}`))), want: "ok", requests: 12},
 		{name: "initialize asks without end", version: legacy, scripts: onConnect(nil, endless(sseType, "", event(`{"jsonrpc":"2.0","id":1,"method":"ping"}`))),
-			want: "SERVER RESULT_TOO_LARGE, not sent", requests: 24},
+			want: "SERVER TOO_MANY_QUESTIONS, not sent", requests: 24},
 		{name: "initialized is refused", version: legacy, scripts: map[string]script{"notifications/initialized": status(500, "", "no")}, want: "ok"},
 		{name: "initialized is answered without end", version: legacy, scripts: map[string]script{"notifications/initialized": endless(sseType, "", ": x\n")}, want: "ok"},
 		{name: "server/discover without end", version: modern, scripts: onConnect(endless(jsonType, "", " "), nil), want: "PROTOCOL INITIALIZE_REFUSED, not sent", alloc: 3 << 20},
