@@ -3,6 +3,7 @@ package webhooks
 import (
 	"context"
 	"errors"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/bulkhead-mcp/bulkhead/internal/egress"
 	"github.com/bulkhead-mcp/bulkhead/internal/fault"
 	"github.com/bulkhead-mcp/bulkhead/internal/resource"
 	"github.com/bulkhead-mcp/bulkhead/internal/tenant"
@@ -165,7 +167,7 @@ func (s *Service) insertEndpoint(ctx context.Context, tx tenant.Tx, p tenant.Pri
 		return err
 	}
 	tx.AfterCommit(func() { s.forget(tx.Tenant()) })
-	return s.record(ctx, tx, p, "created", id, map[string]any{"url": spec.URL, "eventTypes": spec.EventTypes})
+	return s.record(ctx, tx, p, "created", id, map[string]any{"origin": originOf(spec.URL), "eventTypes": spec.EventTypes})
 }
 
 func (s *Service) record(ctx context.Context, tx tenant.Tx, p tenant.Principal, what, id string, details map[string]any) error {
@@ -280,7 +282,7 @@ func (e Endpoint) updated(up EndpointUpdate) (spec EndpointSpec, state, reason s
 	}
 	if up.URL != nil {
 		spec.URL = *up.URL
-		details["url"] = spec.URL
+		details["origin"] = originOf(spec.URL)
 	}
 	if up.EventTypes != nil {
 		spec.EventTypes = up.EventTypes
@@ -294,6 +296,16 @@ func (e Endpoint) updated(up EndpointUpdate) (spec EndpointSpec, state, reason s
 		details["state"] = state
 	}
 	return spec, state, reason, details
+}
+
+// originOf is what the record names of an address, whose path and query may be as
+// good as a password.
+func originOf(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return ""
+	}
+	return egress.Origin(u)
 }
 
 // DeleteEndpoint ends an endpoint and its secrets. What is not delivered by then

@@ -456,3 +456,13 @@ func TestIsolation_EveryMethod(t *testing.T) {
 		t.Error("A adds a job of B")
 	}
 }
+
+// What the record says of an address leaves out what may be as good as a password.
+func TestUpdated_RecordsTheOriginAlone(t *testing.T) {
+	t.Parallel()
+	address := "https://hooks.example/services/T0/planted-path?token=planted-query"
+	spec, _, _, details := Endpoint{}.updated(EndpointUpdate{URL: &address})
+	if spec.URL != address || details["origin"] != "https://hooks.example" || len(details) != 1 {
+		t.Errorf("%v %v", spec, details)
+	}
+}
