@@ -131,19 +131,11 @@ func (e *execution) hold(ctx context.Context, q question) (Interaction, error) {
 	until := c.Ceiling.Add(-e.margin())
 	var expire time.Time
 	err = s.deps.DB.InTx(ctx, e.key.tenant, func(ctx context.Context, tx tenant.Tx) error {
-		var mine, cancelled bool
-		err := tx.QueryRow(ctx, `SELECT state IN ('DISPATCHING', 'INPUT_REQUIRED') AND replica_epoch = $3 AND attempt = $4, cancel_requested
-			FROM calls WHERE tenant_id = $1 AND call_id = $2 FOR UPDATE`, tx.Tenant(), c.ID, c.Epoch, c.Attempt).Scan(&mine, &cancelled)
-		switch {
-		case err != nil:
+		if err := lockAttempt(ctx, tx, &c, Dispatching, InputRequired); err != nil {
 			return err
-		case !mine:
-			return errLost
-		case cancelled:
-			return errCancelWanted
 		}
 		// Only a statement after the lock sees the round of a question beside this one.
-		err = tx.QueryRow(ctx, `SELECT 1 + COALESCE(max(round), 0) FROM call_inputs WHERE tenant_id = $1 AND call_id = $2`, tx.Tenant(), c.ID).
+		err := tx.QueryRow(ctx, `SELECT 1 + COALESCE(max(round), 0) FROM call_inputs WHERE tenant_id = $1 AND call_id = $2`, tx.Tenant(), c.ID).
 			Scan(&sealed.number)
 		if err != nil {
 			return err

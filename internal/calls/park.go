@@ -71,27 +71,36 @@ func (e *execution) abandon(o outcome) {
 // memory only is recorded first.
 func (e *execution) park(o outcome) {
 	defer o.done()
-	var lost error
-	e.persist(func(ctx context.Context) error {
-		err := e.harden(ctx)
-		if err == nil {
-			err = e.recordInput(ctx, o)
-		}
-		if errors.Is(err, errRepeated) || errors.Is(err, errCancelWanted) {
-			lost = err
-			return nil
-		}
-		return err
-	})
-	switch {
-	case errors.Is(lost, errRepeated):
+	lost := e.leaveBehind(func(ctx context.Context) error { return e.recordInput(ctx, o) }, errRepeated, errCancelWanted)
+	switch lost {
+	case errRepeated:
 		// The request id belongs to a call of another replica: that one is shown.
 		e.persist(func(ctx context.Context) error { return e.adopt(ctx, e.snapshot()) })
-	case lost != nil:
+	case errCancelWanted:
 		e.cancel()
 		o.err = hostError("CANCELLED", "the call was cancelled")
 		e.abandon(o)
 	}
+}
+
+// leaveBehind records that the call goes on without this replica, and before that
+// the call itself if it was in memory only. It returns which of the errors ended
+// the attempts to do so.
+func (e *execution) leaveBehind(record func(context.Context) error, ending ...error) (why error) {
+	e.persist(func(ctx context.Context) error {
+		err := e.harden(ctx)
+		if err == nil {
+			err = record(ctx)
+		}
+		for _, end := range ending {
+			if errors.Is(err, end) {
+				why = end
+				return nil
+			}
+		}
+		return err
+	})
+	return why
 }
 
 // recordInput writes the end of the attempt, what the server asked, and that the
@@ -111,7 +120,7 @@ func (e *execution) recordInput(ctx context.Context, o outcome) error {
 	}
 	mine, cancelled := false, false
 	err = s.deps.DB.InTx(ctx, e.key.tenant, func(ctx context.Context, tx tenant.Tx) error {
-		err := lockAttempt(ctx, tx, &c)
+		err := lockAttempt(ctx, tx, &c, Dispatching)
 		mine = err == nil
 		switch {
 		case errors.Is(err, errLost):

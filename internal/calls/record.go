@@ -198,7 +198,7 @@ func (e *execution) redispatch(o outcome, own *inquiry) error {
 		if err := e.released(ctx, tx, &cur); err != nil {
 			return err
 		}
-		if err := lockAttempt(ctx, tx, &cur); err != nil {
+		if err := lockAttempt(ctx, tx, &cur, Dispatching); err != nil {
 			return err
 		}
 		if err := endAttempt(ctx, tx, &cur, o); err != nil {
@@ -238,12 +238,12 @@ func (s *Service) recheck(ctx context.Context, tx tenant.Tx, c *Call) (err error
 	return err
 }
 
-// lockAttempt locks the call last and makes sure that the attempt is still ours
-// and wanted.
-func lockAttempt(ctx context.Context, tx tenant.Tx, c *Call) error {
+// lockAttempt locks the call last and makes sure that it is in one of these states
+// and that the attempt is still ours and wanted.
+func lockAttempt(ctx context.Context, tx tenant.Tx, c *Call, states ...State) error {
 	var mine, cancelled bool
-	err := tx.QueryRow(ctx, `SELECT state = 'DISPATCHING' AND replica_epoch = $3 AND attempt = $4, cancel_requested
-		FROM calls WHERE tenant_id = $1 AND call_id = $2 FOR UPDATE`, tx.Tenant(), c.ID, c.Epoch, c.Attempt).Scan(&mine, &cancelled)
+	err := tx.QueryRow(ctx, `SELECT state = ANY($5) AND replica_epoch = $3 AND attempt = $4, cancel_requested
+		FROM calls WHERE tenant_id = $1 AND call_id = $2 FOR UPDATE`, tx.Tenant(), c.ID, c.Epoch, c.Attempt, states).Scan(&mine, &cancelled)
 	switch {
 	case err != nil:
 		return err

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 
-	"github.com/bulkhead-mcp/bulkhead/internal/canonical"
 	"github.com/bulkhead-mcp/bulkhead/internal/catalog"
 	"github.com/bulkhead-mcp/bulkhead/internal/contract"
 	"github.com/bulkhead-mcp/bulkhead/internal/elicitation"
@@ -101,7 +100,7 @@ func (e *execution) examine(a sessions.Ask, modern bool) question {
 		if !d.Roots {
 			return undeclared(q, "roots/list", modern)
 		}
-		q.own, q.state, q.answer = true, WasAnswered, sessions.Answer{Result: rootsResult(e.target.Roots)}
+		q.own, q.state, q.answer = true, WasAnswered, sessions.Answer{Result: sessions.RootsResult(e.target.Roots)}
 		return q
 	}
 	return undeclared(q, cleanText(a.Method, 60), modern)
@@ -158,15 +157,4 @@ func malformedQuestion(q question, err error, modern bool) question {
 		a = rejected(codeInvalidParams, "the question is malformed")
 	}
 	return q.refused(WasCancelled, refusedMalformed, err.Error(), a)
-}
-
-func rootsResult(roots []string) json.RawMessage {
-	out := []byte(`{"roots":[`)
-	for i, r := range roots {
-		if i > 0 {
-			out = append(out, ',')
-		}
-		out = append(canonical.AppendString(append(out, `{"uri":`...), r), '}')
-	}
-	return append(out, "]}"...)
 }

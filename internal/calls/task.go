@@ -78,23 +78,10 @@ func (t *Task) note(s *sessions.Task) {
 // the call goes on without a replica.
 func (e *execution) become(o outcome) {
 	defer o.done()
-	var repeated error
-	e.persist(func(ctx context.Context) error {
-		err := e.harden(ctx)
-		if err == nil {
-			err = e.recordTask(ctx, o)
-		}
-		if errors.Is(err, errRepeated) || errors.Is(err, errTaskReused) {
-			repeated = err
-			return nil
-		}
-		return err
-	})
-	if errors.Is(repeated, errTaskReused) {
+	switch e.leaveBehind(func(ctx context.Context) error { return e.recordTask(ctx, o) }, errRepeated, errTaskReused) {
+	case errTaskReused:
 		e.reused(o)
-		return
-	}
-	if repeated != nil {
+	case errRepeated:
 		e.persist(func(ctx context.Context) error { return e.adopt(ctx, e.snapshot()) })
 	}
 }
@@ -141,7 +128,7 @@ func (e *execution) recordTask(ctx context.Context, o outcome) error {
 	}
 	mine := false
 	err = s.deps.DB.InTx(ctx, e.key.tenant, func(ctx context.Context, tx tenant.Tx) error {
-		err := lockAttempt(ctx, tx, &c)
+		err := lockAttempt(ctx, tx, &c, Dispatching)
 		if mine = err == nil || errors.Is(err, errCancelWanted); !mine {
 			if errors.Is(err, errLost) {
 				return e.keepEvidence(ctx, tx, &c, o)

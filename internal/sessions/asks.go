@@ -40,7 +40,7 @@ func (c *conn) asked(w wire, m *message, own *talk) {
 		return
 	}
 	if m.method == string(mcp.MethodListRoots) {
-		c.say(w, encodeAnswer(id, Answer{Result: rootsResult(c.target.Roots)}))
+		c.say(w, encodeAnswer(id, Answer{Result: RootsResult(c.target.Roots)}))
 		return
 	}
 	k, e := c.belongs(own)
@@ -182,8 +182,8 @@ func encodeAnswer(id string, a Answer) []byte {
 	return []byte(out + "}}")
 }
 
-// rootsResult is the answer to roots/list.
-func rootsResult(roots []string) json.RawMessage {
+// RootsResult is the answer to roots/list, a raw JSON object with 64 URIs at most.
+func RootsResult(roots []string) json.RawMessage {
 	type root struct {
 		URI string `json:"uri"`
 	}
