@@ -14,8 +14,8 @@
 // with a page, or not at all gets a handshake tried, but nothing is remembered of
 // it, since none of this is a sign of an era. A request whose body the kernel did
 // not take whole counts as not sent, because no proper part of a JSON object is
-// one. And a child process has a small shell beside it: the parent-death signal
-// reaches the child only, and the shell ends the rest of its group when this
+// one. And a child process is not this process's own child: internal/confine puts
+// a keeper between them, which ends all that the child started, also when this
 // process is killed.
 //
 // What a server says beside its answers goes one way, whatever the wire: a wire
